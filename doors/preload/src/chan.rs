@@ -19,6 +19,7 @@ use weft_sys::memfd::Mapping;
 use crate::iov::copy_pieces;
 use crate::lock::{self, SharedLock};
 use crate::patience::Patience;
+use crate::private::{Guards, Private};
 use crate::state::SharedRoute;
 use crate::{clock, kernel};
 use weft_sys::spin::Spun;
@@ -254,7 +255,7 @@ impl Chan {
     }
 }
 
-/// State that the channel keeps of the memory that it has lent.
+/// State that the channel keeps of the memory that it has lent. Only the process that has made the channel lends by it, so no forked child finds it half done.
 #[derive(Default)]
 pub(crate) struct Lent {
     policy: Mutex<Policy>,
@@ -283,6 +284,9 @@ impl Lent {
     }
 }
 
+/// Held with the lock of a channel's kept sources.
+pub(crate) static KEPT: Private<()> = Private::new(Guards::Kept, ());
+
 /// Sources of the peer that were read before this process lost the right to: their numbers, and their last bytes.
 #[derive(Default)]
 pub(crate) struct Kept {
@@ -291,8 +295,9 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    fn sources(&self) -> MutexGuard<'_, Vec<(u64, Vec<u8>)>> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+    fn with<T>(&self, f: impl FnOnce(&mut Vec<(u64, Vec<u8>)>) -> T) -> T {
+        let _held = KEPT.lock();
+        f(&mut self.sources.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Copies the kept bytes of a source into the vector, as a read from the peer does. `None`: none are kept.
@@ -306,20 +311,21 @@ impl Kept {
         if !self.any.load(Relaxed) {
             return None;
         }
-        let mut sources = self.sources();
-        sources.retain(|(number, _)| *number >= fetch.number);
-        let (_, bytes) = sources.iter().find(|(number, _)| *number == fetch.number)?;
-        let first = bytes.len().checked_sub(fetch.left as usize)?;
-        let bytes = bytes[first..].get(..n)?;
-        Some(copy_pieces(iov, skip, n, |to, len, done| {
-            // SAFETY: the caller's buffers; these are pieces of `n` bytes in all, which are there.
-            unsafe { checked::copy(to, bytes[done..].as_ptr(), len) }
-        }))
+        self.with(|sources| {
+            sources.retain(|(number, _)| *number >= fetch.number);
+            let (_, bytes) = sources.iter().find(|(number, _)| *number == fetch.number)?;
+            let first = bytes.len().checked_sub(fetch.left as usize)?;
+            let bytes = bytes[first..].get(..n)?;
+            Some(copy_pieces(iov, skip, n, |to, len, done| {
+                // SAFETY: the caller's buffers; these are pieces of `n` bytes in all, which are there.
+                unsafe { checked::copy(to, bytes[done..].as_ptr(), len) }
+            }))
+        })
     }
 
     /// Keeps the remaining bytes of a source.
     pub(crate) fn add(&self, number: u64, bytes: Vec<u8>) {
-        self.sources().push((number, bytes));
+        self.with(|sources| sources.push((number, bytes)));
         self.any.store(true, Relaxed);
     }
 }

@@ -6,13 +6,11 @@
 //! a thread is inside ([`Conn::enter`]) or the connection is open.
 
 use libc::{c_int, ssize_t};
-use std::cell::{Cell, UnsafeCell};
-use std::ops::Deref;
+use std::cell::UnsafeCell;
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use weft_run::connection::Phase;
 use weft_run::gate::Gate;
@@ -22,49 +20,24 @@ use weft_run::meet::{Ends, Why};
 
 use crate::chan::Chan;
 use crate::ledger::Row;
-use crate::signal::{self, Busy};
+use crate::private::{self, Guards, Held, Private};
 use crate::state::SharedPhase;
 use crate::table::{self, Socket};
-use crate::work::{LIBRARY, Work};
+use crate::work::Work;
 use crate::{hidden, kernel, next};
 
 /// Guards slow and rare operations: making and closing channels, registrations in epoll sets. Held over a fork.
-static BIG: Mutex<()> = Mutex::new(());
+static BIG: Private<()> = Private::new(Guards::Connections, ());
 
-thread_local! {
-    static HOLDS_BIG: Cell<bool> = const { Cell::new(false) };
-}
-
-/// [`big`] is held as long as this lives.
-pub(crate) struct Big {
-    guard: MutexGuard<'static, ()>,
-    _busy: Busy,
-}
-
-impl Deref for Big {
-    type Target = MutexGuard<'static, ()>;
-
-    fn deref(&self) -> &MutexGuard<'static, ()> {
-        &self.guard
-    }
-}
-
-impl Drop for Big {
-    fn drop(&mut self) {
-        HOLDS_BIG.set(false);
-    }
-}
+pub(crate) type Big = Held<()>;
 
 pub(crate) fn big() -> Big {
-    let busy = signal::again(&LIBRARY);
-    let guard = BIG.lock().unwrap_or_else(PoisonError::into_inner);
-    HOLDS_BIG.set(true);
-    Big { guard, _busy: busy }
+    BIG.lock()
 }
 
 /// Returns true if this thread holds the lock of [`big`]: what it closes is the library's own.
 pub(crate) fn holds_big() -> bool {
-    HOLDS_BIG.get()
+    private::holds(Guards::Connections)
 }
 
 /// A registration in an epoll set.
@@ -90,7 +63,7 @@ pub(crate) struct Reg {
     pub(crate) mixed: bool,
     /// It was to fire once, and has: nothing of it is in the set.
     pub(crate) fired: bool,
-    /// The program has removed it, and the kernel still has it: see late.rs.
+    /// The program has removed it, and the kernel still has it: see `ring_poll.rs`.
     pub(crate) is_gone: bool,
     /// The `data` that the kernel has.
     pub(crate) told: u64,
@@ -192,7 +165,7 @@ pub(crate) struct Conn {
     pub(crate) dialled: AtomicBool,
     /// The [`Chan::follow_key`] that our registrations in epoll sets follow. Another process that shares the socket may have changed it.
     pub(crate) followed: AtomicU32,
-    /// The set whose `epoll_wait` may look at our ring, by its number (0: none), and our registration there: see late.rs.
+    /// The set whose `epoll_wait` may look at our ring, by its number (0: none), and our registration there: see `ring_poll.rs`.
     pub(crate) late_set: AtomicUsize,
     pub(crate) late_fd: AtomicI32,
     pub(crate) late_events: AtomicU32,
@@ -233,27 +206,26 @@ pub(crate) struct Closed {
     kept: Vec<&'static Conn>,
 }
 
-static CLOSED: Mutex<Closed> = Mutex::new(Closed {
-    free: Vec::new(),
-    kept: Vec::new(),
-});
+static CLOSED: Private<Closed> = Private::new(
+    Guards::Closed,
+    Closed {
+        free: Vec::new(),
+        kept: Vec::new(),
+    },
+);
 
-fn closed() -> MutexGuard<'static, Closed> {
-    CLOSED.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// What a fork holds.
+pub(crate) type Locks = (Option<Held<Closed>>, Option<Big>);
 
-/// All locks of the process, in order: what a fork holds.
-pub(crate) type Locks = (MutexGuard<'static, Closed>, Big);
-
-/// The second lock, under the first.
-pub(crate) fn with_closed(big: Big) -> Locks {
-    (closed(), big)
+pub(crate) fn before_fork() -> Locks {
+    let big = BIG.lock_once();
+    (CLOSED.lock_once(), big)
 }
 
 impl Conn {
     /// For a new socket.
     pub(crate) fn new(phase: Phase) -> &'static Conn {
-        let used = closed().free.pop();
+        let used = CLOSED.lock().free.pop();
         let conn = used.unwrap_or_else(|| Box::leak(Box::default()));
         conn.refs.store(1, Relaxed);
         conn.phase.store(phase, SeqCst);
@@ -288,19 +260,19 @@ impl Conn {
     }
 
     /// The same, under [`big`].
-    pub(crate) fn chan_slow(&self, _big: &MutexGuard<'_, ()>) -> Option<&Chan> {
+    pub(crate) fn chan_slow(&self, _big: &Big) -> Option<&Chan> {
         // SAFETY: it is removed under the lock only.
         unsafe { self.chan.load(SeqCst).as_ref() }
     }
 
     #[expect(clippy::mut_from_ref, reason = "the lock makes it exclusive")]
-    pub(crate) fn slow<'a>(&self, _big: &'a MutexGuard<'_, ()>) -> &'a mut Slow {
+    pub(crate) fn slow<'a>(&self, _big: &'a Big) -> &'a mut Slow {
         // SAFETY: only under the lock, and each caller lets go of it before it asks again.
         unsafe { &mut *self.slow.get() }
     }
 
     /// Only one process has the socket: the channel counts the processes from now on.
-    pub(crate) fn link(&self, chan: Chan, _big: &MutexGuard<'_, ()>) {
+    pub(crate) fn link(&self, chan: Chan, _big: &Big) {
         // SAFETY: a counter in a mapping that is never unmapped.
         if let Some(shared) = unsafe { self.shared.swap(null_mut(), SeqCst).as_ref() } {
             shared.store(0, SeqCst);
@@ -370,7 +342,7 @@ impl Conn {
     }
 
     /// The last descriptor of this process is gone: makes it free for another socket. The descriptors are closed by the caller.
-    pub(crate) fn recycle(&'static self, big: &MutexGuard<'_, ()>) {
+    pub(crate) fn recycle(&'static self, big: &Big) {
         self.tell_tcp();
         self.row.put(Word::Closed, 1);
         let slow = std::mem::take(self.slow(big));
@@ -385,7 +357,7 @@ impl Conn {
         let chan = self.chan.swap(null_mut(), SeqCst);
         self.old.store(chan, SeqCst);
         if self.kept.load(SeqCst) > 0 {
-            closed().kept.push(self);
+            CLOSED.lock().kept.push(self);
         }
         self.dead.store(true, SeqCst);
         drop(inside);
@@ -477,7 +449,7 @@ impl Conn {
         self.dialled.store(false, Relaxed);
         self.asked.store(false, Relaxed);
         self.shared.store(null_mut(), Relaxed);
-        let mut closed = closed();
+        let mut closed = CLOSED.lock();
         closed.kept.retain(|kept| !std::ptr::eq(*kept, self));
         closed.free.push(self);
     }
@@ -535,7 +507,7 @@ pub(crate) fn threads_are_gone() {
         conn.users.store(0, SeqCst);
         conn.close_kept();
     });
-    let kept = std::mem::take(&mut closed().kept);
+    let kept = std::mem::take(&mut CLOSED.lock().kept);
     for conn in kept {
         conn.users.store(0, SeqCst);
         conn.leaves.store(false, SeqCst);
@@ -547,10 +519,9 @@ pub(crate) fn threads_are_gone() {
 
 /// Calls `f` once for each connection of the table.
 pub(crate) fn each(mut f: impl FnMut(c_int, &'static Conn)) {
-    let mut seen: Vec<*const Conn> = Vec::new();
     table::each_socket(|fd, conn: &'static Conn| {
-        if !seen.contains(&std::ptr::from_ref(conn)) {
-            seen.push(conn);
+        let has_several = conn.refs.load(SeqCst) > 1;
+        if !(has_several && (0..fd).any(|lower| conn.is(lower))) {
             f(fd, conn);
         }
     });

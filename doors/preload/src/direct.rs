@@ -9,7 +9,7 @@ use libc::{c_int, c_long};
 use weft_run::meet::Why;
 
 use crate::lend::memory;
-use crate::{io, next, privileges, process, sock};
+use crate::{clone, io, next, privileges, process, sock};
 
 fn pointer<T>(word: c_long) -> *mut T {
     std::ptr::with_exposed_provenance_mut(word as usize)
@@ -23,21 +23,12 @@ weft_sys::interpose! {
     }
 }
 
-/// The flags of `clone3`: the first member of its structure.
-unsafe fn clone3_flags(start: c_long, len: c_long) -> u64 {
-    if start == 0 || len < 8 {
-        return u64::MAX;
-    }
-    // SAFETY: the caller's promise.
-    unsafe { pointer::<u64>(start).read_unaligned() }
-}
-
 /// # Safety
 /// As the call of that number.
 unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
     let [a, b, c, d, e, f] = args;
     let fd = a as c_int;
-    let _nothing_lent = privileges::before_call(number, a);
+    let _nothing_lent = privileges::before_call(number, a, b);
     // SAFETY: the caller's promise; the arguments are those of the call of that number.
     unsafe {
         match number {
@@ -138,16 +129,13 @@ unsafe fn wait_or_fork(number: c_long, args: [c_long; 6]) -> c_long {
                 let _exec = process::before_exec();
                 next::syscall(number, a, b, c, d, e, f)
             }
-            // Threads have what we have.
-            libc::SYS_clone if a as c_int & libc::CLONE_VM == 0 => {
-                process::raw_fork(|| next::syscall(number, a, b, c, d, e, f))
-            }
-            libc::SYS_clone3 if clone3_flags(a, b) & libc::CLONE_VM as u64 == 0 => {
-                process::raw_fork(|| next::syscall(number, a, b, c, d, e, f))
-            }
+            libc::SYS_clone => clone::by_flags(a as u64, |flags| {
+                next::syscall(number, flags as c_long, b, c, d, e, f)
+            }),
+            libc::SYS_clone3 => clone::by_structure(pointer(a), b as usize),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_fork | libc::SYS_vfork => {
-                process::raw_fork(|| next::syscall(libc::SYS_fork, a, b, c, d, e, f))
+                process::raw_fork(0, || next::syscall(libc::SYS_fork, a, b, c, d, e, f))
             }
             #[cfg(target_arch = "x86_64")]
             libc::SYS_accept => sock::accept(fd, pointer(b), pointer(c)).into(),

@@ -1,7 +1,6 @@
 //! The switch of each direction of a connection to its ring, and back to TCP.
 
 use libc::c_int;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::stream::Wish;
@@ -13,7 +12,7 @@ use weft_run::meet::Why;
 
 use crate::bell::Heard;
 use crate::chan::Chan;
-use crate::conn::{Conn, Inside, big};
+use crate::conn::{Big, Conn, Inside, big};
 use crate::{bell, counts, kernel, ledger, ready, settings, signal};
 
 /// Switches the incoming direction to the ring if all bytes sent over TCP have been received, and no other thread of this process waits in the
@@ -165,7 +164,7 @@ fn gone_back(conn: &Conn, why: Why) {
 }
 
 /// Updates the registrations in epoll sets.
-pub(crate) fn moved(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+pub(crate) fn moved(conn: &'static Conn, chan: &Chan, big: &Big) {
     let (tx, rx) = chan.mode();
     conn.row
         .put(Word::Mode, u64::from((tx as u32) << 8 | rx.told() as u32));

@@ -11,11 +11,11 @@ use libc::{c_int, epoll_event};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use weft_run::connection::Route;
 
-use crate::conn::{Conn, Reg};
+use crate::conn::{Big, Conn, Reg};
+use crate::private::{Guards, Held, Private};
 use crate::sets::{self, IN, OUT};
 use crate::work::LIBRARY;
 use crate::{bell, kernel, signal};
@@ -23,9 +23,9 @@ use crate::{bell, kernel, signal};
 const EDGE: u32 = libc::EPOLLET as u32;
 
 /// Connections by set and `data` of their edge-triggered registrations; `None`: two have the same. Changed under the big lock only.
-static BY_DATA: LazyLock<Mutex<ByData>> = LazyLock::new(Mutex::default);
+static BY_DATA: Private<Option<ByData>> = Private::new(Guards::Edges, None);
 
-pub(crate) type ByData = HashMap<(usize, u64), Option<&'static Conn>>;
+type ByData = HashMap<(usize, u64), Option<&'static Conn>>;
 
 /// Entries of [`BY_DATA`].
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
@@ -43,22 +43,29 @@ fn is_watched(reg: &Reg) -> bool {
 }
 
 /// Held over a fork.
-pub(crate) type Map = MutexGuard<'static, ByData>;
+pub(crate) type Map = Held<Option<ByData>>;
 
-pub(crate) fn map() -> Map {
-    BY_DATA.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn before_fork() -> Option<Map> {
+    BY_DATA.lock_once()
+}
+
+/// The connection of a set's registration, if `data` names one.
+fn named(number: usize, data: u64) -> Option<&'static Conn> {
+    let map = BY_DATA.lock();
+    map.as_ref()?.get(&(number, data)).copied().flatten()
 }
 
 /// Under the big lock.
 fn with_map<T>(f: impl FnOnce(&mut ByData) -> T) -> T {
-    let mut map = map();
-    let done = f(&mut map);
+    let mut map = BY_DATA.lock();
+    let map = map.get_or_insert_default();
+    let done = f(map);
     KNOWN.store(map.len(), SeqCst);
     done
 }
 
 /// The program has made or changed a registration, or asked for it anew: one event is due.
-pub(crate) fn register(conn: &'static Conn, reg: &mut Reg, _big: &MutexGuard<'_, ()>) {
+pub(crate) fn register(conn: &'static Conn, reg: &mut Reg, _big: &Big) {
     leave(reg);
     if !is_edge(reg) {
         return;
@@ -133,8 +140,9 @@ pub(crate) fn renew(number: usize, events: &[epoll_event]) {
     }
     let _busy = signal::again(&LIBRARY);
     for event in events.iter().filter(|event| event.events & IN != 0) {
-        let conn = map().get(&(number, event.u64)).copied().flatten();
-        let Some(conn) = conn else { continue };
+        let Some(conn) = named(number, event.u64) else {
+            continue;
+        };
         let inside = conn.enter();
         if let Some(chan) = conn.chan(&inside)
             && chan.stream.is_rung_out(chan.peer())
@@ -152,12 +160,8 @@ pub(crate) fn renew(number: usize, events: &[epoll_event]) {
 }
 
 /// The events that the program is to see; 0: none.
-pub(crate) fn told(
-    (set, number): (c_int, usize),
-    (events, data): (u32, u64),
-    big: &MutexGuard<'_, ()>,
-) -> u32 {
-    let Some(Some(conn)) = with_map(|map| map.get(&(number, data)).copied()) else {
+pub(crate) fn told((set, number): (c_int, usize), (events, data): (u32, u64), big: &Big) -> u32 {
+    let Some(conn) = named(number, data) else {
         return events;
     };
     let is_it = |reg: &&mut Reg| reg.set == set && reg.number == number && reg.data == data;

@@ -14,7 +14,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, big};
 use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
-use crate::{back, hidden, kernel, late, lend, lock, next, ready, regs, rx, signal};
+use crate::{hidden, kernel, lend, lock, next, ready, regs, return_to_tcp, ring_poll, rx, signal};
 
 /// Kind of a descriptor.
 enum Kind {
@@ -48,8 +48,8 @@ pub(crate) fn forget(fd: c_int) {
         Kind::Conn(conn) => forget_conn(fd, conn),
         Kind::Dgram(d) => dgram::forget(fd, d),
         Kind::Set(number) => {
-            late::close(number);
             table::put(fd, Entry::NONE);
+            ring_poll::close(number);
         }
         Kind::Hidden | Kind::Other => {}
     }
@@ -146,10 +146,12 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
 }
 
 /// The descriptor is forgotten, and then closed by `call`: as soon as the kernel has closed it, another descriptor may have its number.
+/// The call may wait, for what a stream still has to write or a socket lingers for, so handlers are not put off meanwhile.
 pub(crate) fn closed_by(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    let _busy = signal::begin();
+    let busy = signal::begin();
     let bell = last_bell(fd);
     forget(fd);
+    drop(busy);
     let rc = call();
     if let Some(bell) = bell {
         hidden::close(bell);
@@ -221,22 +223,22 @@ pub(crate) fn copied(old: c_int, new: c_int) {
                 }
                 if new <= libc::STDERR_FILENO {
                     // The C library's streams stand there, and read and write by themselves.
-                    back::downgrade(conn, Why::Stdio);
+                    return_to_tcp::downgrade(conn, Why::Stdio);
                 }
             } else {
                 // Calls by that number would not be seen.
-                back::downgrade(conn, Why::Descriptors);
+                return_to_tcp::downgrade(conn, Why::Descriptors);
             }
         }
         Kind::Dgram(d) => dgram::copied(d, new),
         // A set with two descriptors cannot be followed when one is closed: its connections are the kernel's from now on.
         Kind::Set(number) => {
             for conn in ready::in_set(number) {
-                back::downgrade(conn, Why::Descriptors);
+                return_to_tcp::downgrade(conn, Why::Descriptors);
             }
-            late::close(number);
             table::put(old, Entry::set(0));
             table::put(new, Entry::set(0));
+            ring_poll::close(number);
         }
         Kind::Hidden | Kind::Other => table::put(new, Entry::NONE),
     }
@@ -318,7 +320,7 @@ pub(crate) unsafe fn fcntl(fd: c_int, op: c_int, arg: c_ulong, call: impl Fn() -
                 // The kernel signals what it carries itself.
                 dgram::make_plain(fd, Why::Option);
                 if let Some(conn) = conn::of(fd) {
-                    back::downgrade(conn, Why::Option);
+                    return_to_tcp::downgrade(conn, Why::Option);
                 }
             }
         }
@@ -362,7 +364,7 @@ pub(crate) unsafe fn ioctl(
     };
     let rc = call();
     if rc == 0 && op == dgram::options::FIOASYNC {
-        back::downgrade(conn, Why::Option);
+        return_to_tcp::downgrade(conn, Why::Option);
     }
     let out: *mut c_int = std::ptr::with_exposed_provenance_mut(arg as usize);
     if rc != 0 || out.is_null() {

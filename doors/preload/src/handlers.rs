@@ -1,7 +1,7 @@
 //! The program's signal handlers, each behind a function of ours that puts it off while the thread works: see signal.rs.
 //!
-//! A signal that is put off is blocked in the thread, and sent to it again when the work is done, so that the handler finds the program's own context. Most faults, and
-//! the signals of the C library, are the kernel's as before.
+//! A signal that is put off is blocked in the thread, and sent to it again when the work is done, so that the handler finds the program's own context. The signals of
+//! the C library are the kernel's as before. A fault is not put off; a signal of its number that another process or thread sends is, and the thread does not block it.
 //!
 //! `SIGSEGV` and `SIGBUS` have a function of ours too, from the start on: a copy from or to memory of the program that is not there ends with `EFAULT`. All
 //! other faults go on to the program's handler, with the mask, the stack and the arguments that the kernel has given them, or end the process as by default.
@@ -120,13 +120,14 @@ thread_local! {
     };
 }
 
-/// `None`: a fault, which cannot wait and is not of memory, or a signal of the C library.
+/// `None`: a signal of the C library.
 fn action(signal: c_int) -> Option<&'static Action> {
-    let is_ours = MEMORY.contains(&signal) || !FAULTS.contains(&signal) && !OWN.contains(&signal);
     let index = usize::try_from(signal)
         .ok()
         .filter(|n| (1..SIGNALS).contains(n));
-    index.filter(|_| is_ours).map(|n| &ACTIONS[n])
+    index
+        .filter(|_| !OWN.contains(&signal))
+        .map(|n| &ACTIONS[n])
 }
 
 /// Flags that are the program's and not those of our function.
@@ -140,7 +141,7 @@ fn is_handler(handler: sighandler_t) -> bool {
 
 /// Our function for the signal.
 fn function(signal: c_int) -> sighandler_t {
-    if MEMORY.contains(&signal) {
+    if FAULTS.contains(&signal) {
         faults as *const () as sighandler_t
     } else {
         arrives as *const () as sighandler_t
@@ -188,7 +189,7 @@ fn put_before(signal: c_int, action: &Action, it: &mut libc::sigaction) {
     } else {
         DEFAULT_FLAGS
     };
-    if !MEMORY.contains(&signal) {
+    if !FAULTS.contains(&signal) {
         it.sa_mask = every();
     }
     it.sa_sigaction = function(signal);
@@ -350,6 +351,11 @@ extern "C-unwind" fn faults(signal: c_int, info: *mut siginfo_t, context: *mut c
     if unsafe { has_ended_copy(signal, &*info, context.cast()) } {
         return;
     }
+    // SAFETY: as above.
+    if is_busy() && unsafe { can_wait(signal, &*info) } {
+        keep(signal, info);
+        return;
+    }
     let Some(action) = action(signal) else { return };
     if is_handler(action.handler.load(SeqCst)) {
         return run(signal, info, context);
@@ -437,12 +443,30 @@ pub(crate) fn ran() -> Ran {
     RAN.get()
 }
 
+/// Returns true if the signal is no fault of the interrupted instruction: it was sent, and not by `abort`, which does not go on without the handler.
+unsafe fn can_wait(signal: c_int, info: &siginfo_t) -> bool {
+    let by_abort = signal == libc::SIGABRT
+        && info.si_code == libc::SI_TKILL
+        // SAFETY: it is there in a signal of this kind.
+        && unsafe { info.si_pid() }.cast_unsigned() == std::process::id();
+    info.si_code <= 0 && !by_abort
+}
+
 /// The signal is blocked in this thread as soon as this handler returns.
 fn put_off(signal: c_int, info: *const siginfo_t, context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel's frame, from which it restores the mask.
+    unsafe { libc::sigaddset(&raw mut (*context).uc_sigmask, signal) };
+    keep(signal, info);
+}
+
+/// The signal comes again when this thread's work ends. One that the thread does not block, as a fault may follow, can come several times until then, and counts once.
+fn keep(signal: c_int, info: *const siginfo_t) {
     let _ = PUT_OFF.try_with(|off| {
-        // SAFETY: the kernel's frame, from which it restores the mask.
-        unsafe { libc::sigaddset(&raw mut (*context).uc_sigmask, signal) };
-        off.signals.set(off.signals.get() | bit(signal));
+        let signals = off.signals.get();
+        if signals & bit(signal) != 0 {
+            return;
+        }
+        off.signals.set(signals | bit(signal));
         if let Some(free) = off.kept.iter().find(|kept| kept.get().0 == 0) {
             // SAFETY: what the kernel has passed, for our function asks for it.
             free.set((signal, MaybeUninit::new(unsafe { *info })));
@@ -471,7 +495,9 @@ pub(crate) fn deliver() -> bool {
             off.signals.set(signals & !bit(signal));
             handle(off, signal);
             // This thread has blocked it for the handler's sake alone.
-            set_mask(libc::SIG_UNBLOCK, bit(signal));
+            if !FAULTS.contains(&signal) {
+                set_mask(libc::SIG_UNBLOCK, bit(signal));
+            }
         }
     });
     crate::set_errno(errno);

@@ -3,11 +3,10 @@
 use libc::c_int;
 use std::ops::Range;
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::private::{Guards, Private};
 use crate::table::{self, Entry, MAX_FD};
-use crate::work::LIBRARY;
-use crate::{kernel, next, signal};
+use crate::{kernel, next};
 
 /// First number of hidden descriptors where the program may have many: above those of most programs, and low enough to keep the kernel's table small.
 const FIRST: u64 = 2048;
@@ -22,18 +21,13 @@ fn numbers((now, most): (u64, u64)) -> Range<u64> {
     first..(first + now / 4).min(table)
 }
 
-static LIMIT: Mutex<()> = Mutex::new(());
-
-/// The process's limit stays as the program has set it as long as this lives.
-pub(crate) fn limit_lock() -> MutexGuard<'static, ()> {
-    LIMIT.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// The process's limit stays as the program has set it while this is held.
+pub(crate) static LIMIT: Private<()> = Private::new(Guards::Limit, ());
 
 /// Calls `take` with the numbers of hidden descriptors, and the limit as high as this process may set it, if they are above it. Another thread's call meanwhile
 /// may set the limit: then that one stays.
 fn above_limit(take: impl Fn(Range<u64>) -> c_int) -> c_int {
-    let _busy = signal::again(&LIBRARY);
-    let _lock = limit_lock();
+    let _lock = LIMIT.lock();
     let limits = kernel::descriptor_limits();
     let (now, most) = limits;
     let numbers = numbers(limits);

@@ -11,7 +11,6 @@
 
 use libc::{c_int, iovec, ssize_t};
 use std::os::fd::AsFd;
-use std::sync::MutexGuard;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -26,7 +25,7 @@ use weft_run::pace;
 
 use crate::bell::{self, Heard};
 use crate::chan::Chan;
-use crate::conn::{Conn, Inside, big};
+use crate::conn::{Big, Conn, Inside, big};
 use crate::iov::{self, Source};
 use crate::kernel::{self, borrowed, entry};
 use crate::{counts, direction, hidden, ledger, signal};
@@ -90,7 +89,7 @@ pub(crate) fn look(
     n: u64,
     ends: Ends,
     carrier: Carrier,
-    big: &MutexGuard<'_, ()>,
+    big: &Big,
 ) -> Result<Option<Chan>, Why> {
     let slow = conn.slow(big);
     let Some(wire) = slow.wire else {

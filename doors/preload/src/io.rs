@@ -18,7 +18,7 @@ use crate::iov::{MAX_RW, Source, is_bad, is_bad_list, is_optional, one, total, v
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::transmit;
-use crate::{back, conn, dgram, kernel, late, next};
+use crate::{conn, dgram, kernel, next, return_to_tcp, ring_poll};
 
 weft_sys::interpose! {
     "C-unwind"
@@ -257,8 +257,8 @@ weft_sys::interpose! {
     }
 
     fn splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, n: size_t, flags: c_uint) -> ssize_t {
-        back::sends_unseen(to, Why::Splice);
-        if let Some(conn) = conn::of(from) { back::downgrade(conn, Why::Splice); }
+        return_to_tcp::sends_unseen(to, Why::Splice);
+        if let Some(conn) = conn::of(from) { return_to_tcp::downgrade(conn, Why::Splice); }
         for fd in [from, to] { dgram::make_plain(fd, Why::Splice); }
         if is_ring_in(from) {
             // They could not be given back to TCP.
@@ -291,8 +291,8 @@ unsafe fn at_position<'a>(
 /// The C library writes or reads by itself from now on.
 pub(crate) fn by_stdio(fd: c_int) {
     if let Some(conn) = conn::of(fd) {
-        back::downgrade(conn, Why::Stdio);
-        back::end_with_unread(conn);
+        return_to_tcp::downgrade(conn, Why::Stdio);
+        return_to_tcp::end_with_unread(conn);
     }
     dgram::make_plain(fd, Why::Stdio);
 }
@@ -300,7 +300,7 @@ pub(crate) fn by_stdio(fd: c_int) {
 /// The C library writes by itself from now on.
 pub(crate) fn writes_by_stdio(fd: c_int) {
     if conn::of(fd).is_some() {
-        back::sends_unseen(fd, Why::Stdio);
+        return_to_tcp::sends_unseen(fd, Why::Stdio);
     }
     dgram::make_plain(fd, Why::Stdio);
 }
@@ -414,7 +414,7 @@ unsafe fn tell_left(fd: c_int, message: &mut msghdr, room: size_t) {
 fn is_fast_open(fd: c_int, flags: c_int) -> bool {
     let conn = conn::of(fd).filter(|_| flags & libc::MSG_FASTOPEN != 0);
     if let Some(conn) = conn {
-        back::downgrade(conn, Why::Option);
+        return_to_tcp::downgrade(conn, Why::Option);
     }
     conn.is_some()
 }
@@ -458,10 +458,10 @@ unsafe fn passing(message: *const msghdr) {
                 let data = libc::CMSG_DATA(header).cast::<c_int>();
                 for at in 0..(bytes / size_of::<c_int>()).min(253) {
                     let fd = data.add(at).read_unaligned();
-                    late::be_exact(fd);
+                    ring_poll::be_exact(fd);
                     if let Some(conn) = conn::of(fd) {
-                        back::downgrade(conn, Why::Passed);
-                        back::end_with_unread(conn);
+                        return_to_tcp::downgrade(conn, Why::Passed);
+                        return_to_tcp::end_with_unread(conn);
                     }
                     dgram::make_plain(fd, Why::Passed);
                 }
@@ -481,7 +481,7 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> s
         if !kernel::is_file(from) {
             // A read of it may wait. What the kernel does not refuse it sends over TCP.
             if libc::lseek64(from, 0, libc::SEEK_CUR) >= 0 {
-                back::sends_unseen(out, Why::Splice);
+                return_to_tcp::sends_unseen(out, Why::Splice);
             }
             return next::sendfile64(out, from, offset, n);
         }
@@ -502,7 +502,7 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> s
         });
         if sent < 0 && crate::errno() == libc::EINVAL && !by_kernel.get() {
             // A file that is read past the page cache takes aligned memory only.
-            back::sends_unseen(out, Why::Splice);
+            return_to_tcp::sends_unseen(out, Why::Splice);
             return next::sendfile64(out, from, offset, n);
         }
         if sent > 0 && !by_kernel.get() && !offset.is_null() {

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
@@ -54,7 +53,6 @@ pub(crate) fn seen() {
 }
 
 fn ensure() {
-    static MAP: OnceLock<Option<Mapping>> = OnceLock::new();
     if !BASE.load(Relaxed).is_null() {
         return;
     }
@@ -68,10 +66,8 @@ fn ensure() {
         return;
     }
     let base: *mut AtomicU64 = map.as_ptr().cast();
-    // Stays mapped: kept, or (a second one, of a child) leaked.
-    if let Err(map) = MAP.set(Some(map)) {
-        std::mem::forget(map);
-    }
+    // It stays mapped until the process ends.
+    std::mem::forget(map);
     BASE.store(base, Release);
     set(head(Head::Magic), MAGIC);
     set(head(Head::Version), VERSION);

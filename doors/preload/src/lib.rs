@@ -9,14 +9,14 @@
 //!
 //! A module imports modules of earlier lines, and of its own line without cycles:
 //!
-//! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `settings`: the functions behind ours, and small tools
+//! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `private`, `memory`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
-//! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
-//! - `direction`, `lend`, `fetch`, `full`: each direction onto its ring and back; large sends from the program's memory
+//! - `sets`, `long_list`, `regs`, `ring_poll`, `ready`, and `dgram`: epoll; UDP sockets
+//! - `direction`, `lend`, `fetch`, `stalled_ring`: each direction onto its ring and back; large sends from the program's memory
 //! - `hosts`, `link`: how a connection comes to a channel
-//! - `rx`, `back`, `tx`, `poll`: the ways of bytes, back to TCP too, and waiting for them
-//! - `io`, `fd`, `sock`, `process`, `exec`, `privileges`, `direct`: the C library's names, for every kind of descriptor
+//! - `rx`, `return_to_tcp`, `tx`, `poll`: the ways of bytes, back to TCP too, and waiting for them
+//! - `io`, `fd`, `sock`, `process`, `exec`, `privileges`, `clone`, `direct`: the C library's names, for every kind of descriptor
 //!
 //! # Safety
 //!
@@ -29,10 +29,10 @@
     reason = "the C library's types and names"
 )]
 
-mod back;
 mod bell;
 mod chan;
 mod clock;
+mod clone;
 mod conn;
 mod counts;
 mod dgram;
@@ -42,30 +42,34 @@ mod edges;
 mod exec;
 mod fd;
 mod fetch;
-mod full;
 mod handlers;
 mod hidden;
 mod hosts;
 mod io;
 mod iov;
 mod kernel;
-mod late;
 mod ledger;
 mod lend;
 mod link;
 mod lock;
+mod long_list;
+mod memory;
 mod next;
 mod patience;
 mod poll;
+mod private;
 mod privileges;
 mod process;
 mod ready;
 mod regs;
+mod return_to_tcp;
+mod ring_poll;
 mod rx;
 mod sets;
 mod settings;
 mod signal;
 mod sock;
+mod stalled_ring;
 mod state;
 mod table;
 mod tx;
@@ -79,6 +83,7 @@ extern "C" fn at_start() {
     handlers::start();
     process::watch_forks();
     lend::start();
+    hosts::wanted();
     let wrong = environment::wrong(&environment::OF_RUN);
     if let Some(wrong) = wrong.first() {
         settings::refuse(format!(

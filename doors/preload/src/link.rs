@@ -2,7 +2,6 @@
 
 use libc::c_int;
 use std::os::fd::AsFd;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::Role;
@@ -15,7 +14,7 @@ use weft_run::pace;
 
 use crate::bell::{self, channel};
 use crate::chan::Chan;
-use crate::conn::{Conn, Inside, Slow, big};
+use crate::conn::{Big, Conn, Inside, Slow, big};
 use crate::direction::{close_sending, tx_after};
 use crate::kernel::borrowed;
 use crate::{counts, hidden, hosts, kernel, settings};
@@ -106,7 +105,7 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
 /// After as many calls of ours a peer under `weft run` would have looked for us, unless it reads nothing.
 const LATE_LOOK: u64 = 256;
 
-pub(crate) fn give_up(conn: &'static Conn, why: Why, big: &MutexGuard<'_, ()>) {
+pub(crate) fn give_up(conn: &'static Conn, why: Why, big: &Big) {
     let slow = conn.slow(big);
     slow.pending = None;
     close_wires(slow);
@@ -140,12 +139,7 @@ fn dial(fd: c_int, ends: &Ends) -> Result<Option<Chan>, Why> {
 }
 
 /// The responder's part.
-fn take(
-    conn: &'static Conn,
-    fd: c_int,
-    ends: &Ends,
-    big: &MutexGuard<'_, ()>,
-) -> Result<Option<Chan>, Why> {
+fn take(conn: &'static Conn, fd: c_int, ends: &Ends, big: &Big) -> Result<Option<Chan>, Why> {
     let slow = conn.slow(big);
     let listener = if let Some(listener) = slow.listener {
         listener

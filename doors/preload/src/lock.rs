@@ -28,6 +28,11 @@ pub(crate) fn own() -> u32 {
     OWN.load(Relaxed)
 }
 
+/// In the child of a fork that may not ask.
+pub(crate) fn forget_own() {
+    OWN.store(0, Relaxed);
+}
+
 /// At the start and in the child of a fork, before a child that shares our memory can ask.
 pub(crate) fn know_own() {
     OWN.store(std::process::id(), Relaxed);

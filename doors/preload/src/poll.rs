@@ -13,9 +13,9 @@ use weft_run::connection::{Carrier, Route, ready};
 
 use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
-use crate::full::{patient, patient_until};
 use crate::iov::{is_bad_list, is_optional};
-use crate::{bell, clock, dgram, hosts, kernel, late, next, rx, signal};
+use crate::stalled_ring::{patient, patient_until};
+use crate::{bell, clock, dgram, hosts, kernel, long_list, next, ring_poll, rx, signal};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -255,7 +255,7 @@ thread_local! {
 fn is_due() -> bool {
     let (turns, asked) = UNASKED.get();
     UNASKED.set((turns + 1, asked));
-    turns >= late::TURNS || clock::now().wrapping_sub(asked) > late::BOUND
+    turns >= ring_poll::TURNS || clock::now().wrapping_sub(asked) > ring_poll::BOUND
 }
 
 /// Looks at the rings of a list first, for a moment where the program would wait. `Some`: that is the answer.
@@ -297,7 +297,7 @@ unsafe fn ask(
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts_mut(fds, n as usize) };
     for one in &*list {
-        late::be_exact(one.fd);
+        ring_poll::be_exact(one.fd);
     }
     if let Some(ready) = look_first(list, may_wait) {
         return ready;
@@ -306,7 +306,10 @@ unsafe fn ask(
         let Some(mut asked) = translate(list) else {
             return call(fds, n);
         };
-        let rc = call(asked.fds.as_mut_ptr(), asked.fds.len() as nfds_t);
+        let mut rc = call(asked.fds.as_mut_ptr(), asked.fds.len() as nfds_t);
+        if rc < 0 && crate::errno() == libc::EINVAL && asked.fds.len() > list.len() {
+            rc = long_list::ask(&mut asked.fds, &asked.of, call);
+        }
         if rc < 0 {
             return rc;
         }
@@ -416,7 +419,7 @@ unsafe fn list(
     // SAFETY: the caller's promise.
     let has = |set, fd| unsafe { has(set, fd) };
     for fd in (0..n).filter(|fd| has(r, *fd) || has(w, *fd)) {
-        late::be_exact(fd);
+        ring_poll::be_exact(fd);
     }
     let any = (0..n).any(|fd| is_ours(fd) && (has(r, fd) || has(w, fd) || has(e, fd)));
     if !any {

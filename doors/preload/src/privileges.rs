@@ -15,7 +15,9 @@ use weft_run::meet::Why;
 use crate::chan::Chan;
 use crate::conn::{self, Conn};
 use crate::lend::{Finishing, finish};
-use crate::{back, dgram, fd, fetch, handlers, kernel, next, settings, signal, table};
+use crate::{
+    dgram, fd, fetch, handlers, kernel, next, process, return_to_tcp, settings, signal, table,
+};
 
 /// Moves every socket back to the kernel for good, because the library does not see what the process does from now on, or may not do what it does.
 pub(crate) fn everything_back(why: Why) {
@@ -24,7 +26,7 @@ pub(crate) fn everything_back(why: Why) {
     let mut all = Vec::new();
     table::each_socket(|fd, conn: &'static Conn| all.push((fd, conn)));
     for &(_, conn) in &all {
-        back::downgrade(conn, why);
+        return_to_tcp::downgrade(conn, why);
     }
     if why == Why::Sandbox {
         // The program's own calls are the allowed ones: what TCP carries is not followed any more.
@@ -59,6 +61,9 @@ pub(crate) fn own_descriptors() -> Finishing {
 
 /// The same for the flags of `unshare`.
 fn before_unshare(flags: c_int) -> Option<Finishing> {
+    if flags & libc::CLONE_NEWPID != 0 {
+        process::children_get_other_pids();
+    }
     if flags & libc::CLONE_FILES != 0 && kernel::has_threads() {
         return Some(own_descriptors());
     }
@@ -83,6 +88,14 @@ fn change() -> Finishing {
     finishing
 }
 
+/// The same for the kind of `setns`; 0 is any.
+fn before_setns(kind: c_int) -> Finishing {
+    if kind == 0 || kind & libc::CLONE_NEWPID != 0 {
+        process::children_get_other_pids();
+    }
+    change()
+}
+
 /// The same for an operation of `prctl`.
 fn before_prctl(op: c_int) -> Option<Finishing> {
     match op {
@@ -100,14 +113,14 @@ fn sets_filter(op: c_long) -> bool {
 }
 
 /// The same for a system call that the program makes by its number.
-pub(crate) fn before_call(number: c_long, a: c_long) -> Option<Finishing> {
+pub(crate) fn before_call(number: c_long, a: c_long, b: c_long) -> Option<Finishing> {
     let is_one = match number {
         libc::SYS_prctl => return before_prctl(a as c_int),
         libc::SYS_seccomp => return sets_filter(a).then(sandbox).flatten(),
         libc::SYS_unshare => return before_unshare(a as c_int),
+        libc::SYS_setns => return Some(before_setns(b as c_int)),
         libc::SYS_landlock_restrict_self
         | libc::SYS_capset
-        | libc::SYS_setns
         | libc::SYS_setuid
         | libc::SYS_setgid
         | libc::SYS_setreuid
@@ -142,7 +155,6 @@ changes! {
     setfsuid(user: uid_t);
     setfsgid(group: gid_t);
     capset(head: *mut c_void, data: *const c_void);
-    setns(fd: c_int, kind: c_int);
 }
 
 weft_sys::interpose! {
@@ -151,6 +163,11 @@ weft_sys::interpose! {
     fn unshare(flags: c_int) -> c_int {
         let _nothing_lent = before_unshare(flags);
         next::unshare(flags)
+    }
+
+    fn setns(fd: c_int, kind: c_int) -> c_int {
+        let _nothing_lent = before_setns(kind);
+        next::setns(fd, kind)
     }
 
     fn prctl(op: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {

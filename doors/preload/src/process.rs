@@ -7,18 +7,20 @@
 use libc::{c_char, c_int, c_long, c_void, pid_t};
 use std::cell::Cell;
 use std::ptr::null_mut;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
-use std::sync::atomic::{AtomicPtr, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 
 use weft_run::meet::Why;
 
-use crate::conn::{self, Conn, Locks, big, with_closed};
+use crate::chan::KEPT;
+use crate::conn::{self, Conn, Locks, big};
 use crate::io::by_stdio;
 use crate::lend::memory::Sharing;
+use crate::memory::{self, Blocks};
+use crate::private::Held;
 use crate::{
-    back, dgram, edges, fd, handlers, hidden, kernel, late, ledger, lend, lock, next, sets, signal,
-    table,
+    dgram, edges, fd, handlers, hidden, kernel, ledger, lend, lock, next, return_to_tcp, ring_poll,
+    sets, signal, table,
 };
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
@@ -59,24 +61,55 @@ fn counter() -> *mut AtomicU32 {
     null_mut()
 }
 
-/// Locks under which no other is taken.
-type Leaves = (edges::Map, MutexGuard<'static, ()>);
+/// The locks of the process (private.rs) but for that of datagrams.
+type AllLocks = (
+    Option<Held<Blocks>>,
+    Option<edges::Map>,
+    [Option<Held<()>>; 2],
+    ring_poll::Lists,
+    Locks,
+);
 
 thread_local! {
     /// Held from before a fork until after it, so that the child finds nothing half done.
-    static HELD: Cell<Option<(Leaves, Locks, late::Lists)>> = const { Cell::new(None) };
+    static HELD: Cell<Option<AllLocks>> = const { Cell::new(None) };
     static SHARING: Cell<Option<Sharing>> = const { Cell::new(None) };
 }
 
+/// The children of this process are in another PID namespace than itself.
+static HAS_FOREIGN_CHILDREN: AtomicBool = AtomicBool::new(false);
+
+/// To be called before `unshare` and `setns` for PID namespaces.
+pub(crate) fn children_get_other_pids() {
+    HAS_FOREIGN_CHILDREN.store(true, SeqCst);
+}
+
+/// A child in another PID namespace cannot share a channel: a lock there names its holder by a PID (lock.rs), and so does the channel its peer.
+fn before_foreign_child() {
+    dgram::everything_plain(Why::PidNamespace);
+    table::each_socket(|_, conn: &'static Conn| return_to_tcp::downgrade(conn, Why::PidNamespace));
+}
+
+/// In a sandbox nothing is lent, UDP sockets are the kernel's, and no call may be made that the program does not make.
+fn has_only_tcp() -> bool {
+    handlers::are_given_back()
+}
+
 extern "C" fn before_fork() {
-    // This comes first: it waits for peers, which may need the locks taken below.
-    let sharing = Sharing::begin();
-    let _ = SHARING.try_with(|held| held.set(sharing));
-    dgram::fork::before();
-    let guard = big();
-    let lists = late::before_fork(&guard);
+    if !has_only_tcp() {
+        // These come first: they wait for peers, which may need the locks taken below.
+        if HAS_FOREIGN_CHILDREN.load(SeqCst) {
+            before_foreign_child();
+        }
+        let sharing = Sharing::begin();
+        let _ = SHARING.try_with(|held| held.set(sharing));
+        dgram::fork::before();
+    }
+    let locks = conn::before_fork();
+    let lists = ring_poll::before_fork(locks.1.as_ref());
     conn::each(|_, conn| {
-        if let Some(chan) = conn.chan_slow(&guard) {
+        let inside = conn.enter();
+        if let Some(chan) = conn.chan(&inside) {
             chan.side().holders.fetch_add(1, SeqCst);
             sets::shared_by_fork();
         } else if conn.phase.load(SeqCst).may_meet() {
@@ -92,27 +125,36 @@ extern "C" fn before_fork() {
             }
         }
     });
-    let locks = with_closed(guard);
-    let leaves = (edges::map(), hidden::limit_lock());
-    let _ = HELD.try_with(|held| held.set(Some((leaves, locks, lists))));
+    let single = [hidden::LIMIT.lock_once(), KEPT.lock_once()];
+    let edges = edges::before_fork();
+    // Nothing is allocated from here on.
+    let all = (memory::BLOCKS.lock_once(), edges, single, lists, locks);
+    let _ = HELD.try_with(|held| held.set(Some(all)));
 }
 
 extern "C" fn in_parent() {
-    dgram::fork::in_parent();
     let _ = HELD.try_with(Cell::take);
     let _ = SHARING.try_with(Cell::take);
+    dgram::fork::in_parent();
 }
 
-extern "C" fn in_child() {
-    if let Ok(Some((.., lists))) = HELD.try_with(Cell::take) {
-        late::in_child(lists);
+pub(crate) extern "C" fn in_child() {
+    if let Ok(Some((memory, edges, single, lists, locks))) = HELD.try_with(Cell::take) {
+        drop((memory, edges, single));
+        ring_poll::in_child(lists);
+        drop(locks);
     }
     let _ = SHARING.try_with(Cell::take);
-    lock::know_own();
+    HAS_FOREIGN_CHILDREN.store(false, SeqCst);
+    if has_only_tcp() {
+        lock::forget_own();
+    } else {
+        lock::know_own();
+        dgram::fork::in_child();
+    }
     lend::after_fork();
     ledger::after_fork();
     sets::after_fork();
-    dgram::fork::in_child();
     conn::each(|_, conn| {
         // The parent's threads are not here.
         conn.in_rx.store(0, SeqCst);
@@ -126,7 +168,10 @@ extern "C" fn in_child() {
 }
 
 /// A fork for which the C library does not call the functions of [`watch_forks`].
-pub(crate) fn raw_fork(call: impl FnOnce() -> c_long) -> c_long {
+pub(crate) fn raw_fork(flags: u64, call: impl FnOnce() -> c_long) -> c_long {
+    if flags & libc::CLONE_NEWPID as u64 != 0 {
+        before_foreign_child();
+    }
     before_fork();
     let pid = call();
     let errno = crate::errno();
@@ -140,22 +185,6 @@ pub(crate) fn raw_fork(call: impl FnOnce() -> c_long) -> c_long {
         crate::set_errno(errno);
     }
     pid
-}
-
-/// What the child of `clone` runs. It is in the memory of which the child has a copy.
-struct Start {
-    run: *mut c_void,
-    arg: *mut c_void,
-}
-
-extern "C" fn child_starts(start: *mut c_void) -> c_int {
-    in_child();
-    // SAFETY: `clone` above has passed it, and its own caller's function and argument in it.
-    unsafe {
-        let start = &*start.cast::<Start>();
-        let run: extern "C" fn(*mut c_void) -> c_int = std::mem::transmute(start.run);
-        run(start.arg)
-    }
 }
 
 /// A fork that failed has counted a child that is not there.
@@ -192,7 +221,7 @@ impl Drop for Exec {
 pub(crate) fn before_exec() -> Exec {
     let nothing_lent = lend::finish();
     for conn in before_spawn() {
-        back::end_with_unread_of_all(conn);
+        return_to_tcp::end_with_unread_of_all(conn);
     }
     let mut staying: Vec<*const Conn> = Vec::new();
     table::each_socket(|number, conn: &'static Conn| {
@@ -201,6 +230,13 @@ pub(crate) fn before_exec() -> Exec {
         }
     });
     let mut counted_out = Vec::new();
+    // A child that shares our memory (`CLONE_VM`) becomes another program alone, and the kernel gives it descriptors of its own.
+    if is_beside() {
+        return Exec {
+            _nothing_lent: nothing_lent,
+            counted_out,
+        };
+    }
     conn::each(|_, conn| {
         let inside = conn.enter();
         let stays = staying.contains(&std::ptr::from_ref(conn));
@@ -229,9 +265,14 @@ fn before_spawn() -> Vec<&'static Conn> {
         }
     });
     for conn in &inherited {
-        back::downgrade(conn, Why::Exec);
+        return_to_tcp::downgrade(conn, Why::Exec);
     }
     inherited
+}
+
+/// Returns true in a child that shares our memory (`CLONE_VM`).
+fn is_beside() -> bool {
+    lock::own() != std::process::id()
 }
 
 /// This process ends: what it lends is waited for, and its sockets are left.
@@ -240,8 +281,8 @@ pub(crate) fn end() {
     if handlers::are_given_back() {
         return;
     }
-    // A child that shares our memory (`CLONE_VM`) ends alone.
-    if lock::own() != std::process::id() {
+    // A child that shares our memory ends alone.
+    if is_beside() {
         return;
     }
     lend::finish_for_good();
@@ -276,17 +317,7 @@ weft_sys::interpose! {
         pid
     }
 
-    fn _Fork() -> pid_t { raw_fork(|| next::_Fork().into()) as pid_t }
-
-    fn clone(run: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int {
-        // Threads have what we have.
-        if flags & libc::CLONE_VM != 0 {
-            return next::clone(run, stack, flags, arg, parent, tls, child);
-        }
-        let start = Start { run, arg };
-        let first = (&raw const start).cast_mut().cast();
-        raw_fork(|| next::clone(child_starts as *mut c_void, stack, flags, first, parent, tls, child).into()) as c_int
-    }
+    fn _Fork() -> pid_t { raw_fork(0, || next::_Fork().into()) as pid_t }
 
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
         before_spawn();
@@ -299,7 +330,7 @@ weft_sys::interpose! {
     }
 
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int {
-        if let Some(conn) = conn::of(fd) { back::downgrade(conn, Why::Exec); }
+        if let Some(conn) = conn::of(fd) { return_to_tcp::downgrade(conn, Why::Exec); }
         dgram::make_plain(fd, Why::Exec);
         next::posix_spawn_file_actions_adddup2(actions, fd, to)
     }

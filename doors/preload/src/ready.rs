@@ -5,20 +5,19 @@
 //! As `epoll_ctl(2)`.
 
 use libc::{c_int, epoll_event};
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::connection::{Carrier, Phase, Route};
 
 use crate::chan::Chan;
-use crate::conn::{Conn, Inside, Reg, big};
+use crate::conn::{Big, Conn, Inside, Reg, big};
 use crate::iov::is_bad;
 use crate::regs::{
     EXCLUSIVE, ONESHOT, adopt, apply, catch_up, forget, has_fired, is_both, is_taken,
     leave_to_kernel, remove,
 };
 use crate::sets::{self, OUT, control, number, parts};
-use crate::{bell, edges, late, next, table};
+use crate::{bell, edges, next, ring_poll, table};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 
@@ -36,7 +35,7 @@ fn has_followed(conn: &Conn, chan: &Chan) -> bool {
 }
 
 /// Returns true if all sets with the socket can watch another descriptor for incoming bytes.
-pub(crate) fn can_move(conn: &Conn, chan: &Chan, big: &MutexGuard<'_, ()>) -> bool {
+pub(crate) fn can_move(conn: &Conn, chan: &Chan, big: &Big) -> bool {
     conn.slow(big).regs.iter().all(|reg| {
         sets::can_move(reg.set, reg.number, || {
             !sets::is_foreign(reg.number) && (reg.events & ONESHOT == 0 || once_can_move(reg, chan))
@@ -52,13 +51,13 @@ fn once_can_move(reg: &Reg, chan: &Chan) -> bool {
 }
 
 /// Returns true if a registration that fires once would have to cover two descriptors if our sends were on the ring and our receives were not.
-pub(crate) fn once_keeps_tcp(conn: &Conn, chan: &Chan, big: &MutexGuard<'_, ()>) -> bool {
+pub(crate) fn once_keeps_tcp(conn: &Conn, chan: &Chan, big: &Big) -> bool {
     let keeps = |reg: &Reg| reg.events & ONESHOT != 0 && is_both(reg.events);
     chan.mode().1 != Route::Ring && conn.slow(big).regs.iter().any(keeps)
 }
 
 /// After a direction has changed: all registrations follow.
-pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &Big) {
     if conn.is_behind.load(SeqCst) {
         catch_up(conn, chan, big);
     }
@@ -75,7 +74,7 @@ pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>)
     }
     conn.followed.store(chan.follow_key(), SeqCst);
     slow.regs.retain(|reg| number(reg.set) == reg.number);
-    late::follow(conn, Some(chan), &slow.regs);
+    ring_poll::follow(conn, Some(chan), &slow.regs);
     set_eager(chan, &slow.regs);
 }
 
@@ -171,7 +170,7 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
 }
 
 /// Moves the registrations of a set with one of these `data` (in order) whose bells have ended to their TCP sockets. Returns the `data` of those.
-fn move_ended(set: c_int, ends: &[u64], big: &MutexGuard<'_, ()>) -> Vec<u64> {
+fn move_ended(set: c_int, ends: &[u64], big: &Big) -> Vec<u64> {
     let mut moved = Vec::new();
     if ends.is_empty() {
         return moved;
@@ -195,7 +194,7 @@ fn move_ended(set: c_int, ends: &[u64], big: &MutexGuard<'_, ()>) -> Vec<u64> {
         if chan.carrier != Carrier::Here || !bell::is_cut(chan.bell()) {
             return;
         }
-        late::leave(conn, Some(chan), big);
+        ring_poll::leave(conn, Some(chan), big);
         bell::follow_death(conn.descriptor(), chan);
         chan.side().ended.store(1, SeqCst);
         for reg in &mut conn.slow(big).regs {
@@ -220,7 +219,7 @@ unsafe fn in_kernel(
     at: Option<usize>,
     (set, op, fd, number): (c_int, c_int, c_int, usize),
     event: *mut epoll_event,
-    big: &MutexGuard<'_, ()>,
+    big: &Big,
 ) -> c_int {
     // A registration that has fired is not in the kernel's set.
     let is_gone = at.is_some_and(|at| regs[at].fired);
@@ -263,7 +262,7 @@ unsafe fn in_kernel(
             _ => {}
         }
         if let Some(chan) = chan {
-            late::follow(conn, Some(chan), regs);
+            ring_poll::follow(conn, Some(chan), regs);
             set_eager(chan, regs);
         }
     }
@@ -323,11 +322,11 @@ pub(crate) unsafe fn epoll_ctl(
             && (reg.set, reg.fd, reg.number) == (set, fd, number)
             && !reg.is_orphan
             && is_known
-            && late::put_off_change(conn, chan, (reg, op), asked, &big)
+            && ring_poll::put_off_change(conn, chan, (reg, op), asked, &big)
         {
             return 0;
         }
-        late::leave(conn, Some(chan), &big);
+        ring_poll::leave(conn, Some(chan), &big);
     }
     let slow = conn.slow(&big);
     let at = slow
@@ -394,7 +393,7 @@ pub(crate) unsafe fn epoll_ctl(
         }
         _ => Err(libc::EINVAL),
     };
-    late::follow(conn, Some(chan), &slow.regs);
+    ring_poll::follow(conn, Some(chan), &slow.regs);
     set_eager(chan, &slow.regs);
     match done {
         Ok(()) => 0,
@@ -407,14 +406,8 @@ pub(crate) unsafe fn epoll_ctl(
 
 /// A descriptor of the socket is closed: its registrations go when the kernel would have them go, with the last of the process that has
 /// the socket to itself; else those by this descriptor stay.
-pub(crate) fn closing(
-    conn: &'static Conn,
-    fd: c_int,
-    last: bool,
-    chan: Option<&Chan>,
-    big: &MutexGuard<'_, ()>,
-) {
-    late::leave(conn, chan, big);
+pub(crate) fn closing(conn: &'static Conn, fd: c_int, last: bool, chan: Option<&Chan>, big: &Big) {
+    ring_poll::leave(conn, chan, big);
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| last || reg.fd == fd) {
         if !last {
@@ -436,12 +429,12 @@ pub(crate) fn closing(
     if last {
         slow.regs.clear();
     }
-    late::follow(conn, chan.filter(|_| !last), &slow.regs);
+    ring_poll::follow(conn, chan.filter(|_| !last), &slow.regs);
 }
 
 /// The bell gets another number (under the lock): its registrations are made again.
-pub(crate) fn bell_moves(conn: &'static Conn, chan: &Chan, to: c_int, big: &MutexGuard<'_, ()>) {
-    late::leave(conn, Some(chan), big);
+pub(crate) fn bell_moves(conn: &'static Conn, chan: &Chan, to: c_int, big: &Big) {
+    ring_poll::leave(conn, Some(chan), big);
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| reg.own_bell < 0) {
         if let Some(events) = reg.bell {

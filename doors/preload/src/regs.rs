@@ -4,13 +4,12 @@
 //! program's `data`. The kernel does all the rest: level, edge, time-outs, nesting, other threads.
 
 use libc::c_int;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::SeqCst;
 
 use weft_run::connection::{Carrier, Route, ready};
 
 use crate::chan::Chan;
-use crate::conn::{Conn, Reg};
+use crate::conn::{Big, Conn, Reg};
 use crate::sets::{IN, OUT, control, count_mixed, number};
 use crate::{edges, hidden};
 
@@ -262,7 +261,7 @@ fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(
 
 /// The kernel learns of changes that were put off.
 #[cold]
-pub(crate) fn catch_up(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+pub(crate) fn catch_up(conn: &'static Conn, chan: &Chan, big: &Big) {
     conn.is_behind.store(false, SeqCst);
     let slow = conn.slow(big);
     for reg in &mut slow.regs {

@@ -20,8 +20,8 @@ use crate::fetch::{self, Took};
 use crate::iov::{cut, one, total};
 use crate::lend::{UNDER_WAY, memory};
 use crate::lock::Held;
-use crate::patience::Deadline;
-use crate::{clock, direction, hosts, kernel, late, link, lock, ready, set_errno, signal};
+use crate::patience::{Deadline, millis};
+use crate::{clock, direction, hosts, kernel, link, lock, ready, ring_poll, set_errno, signal};
 
 /// Result of a receive from the ring.
 enum Step {
@@ -82,7 +82,7 @@ unsafe fn receive_looking(
     loop {
         if has_waited && !conn.is(fd) {
             // SAFETY: the caller's promise.
-            return unsafe { kernel::receive(conn.socket(fd), iov, flags) };
+            return signal::outside(|| unsafe { kernel::receive(conn.socket(fd), iov, flags) });
         }
         let Some(chan) = conn.chan(&inside) else {
             if let Some(n) = over_tcp(conn, None, iov, flags, real) {
@@ -101,8 +101,10 @@ unsafe fn receive_looking(
                 match unsafe { from_ring((fd, conn), chan, iov, flags) } {
                     Step::Done(n) => return n,
                     Step::Tcp(0) => has_waited = true,
-                    // SAFETY: the caller's promise.
-                    Step::Tcp(got) => return unsafe { rest(conn.socket(fd), iov, flags, got) },
+                    Step::Tcp(got) => {
+                        // SAFETY: the caller's promise.
+                        return unsafe { rest(conn.socket(fd), chan, iov, flags, got) };
+                    }
                 }
             }
             Route::Tcp => {
@@ -170,7 +172,7 @@ fn acknowledge(fd: c_int, side: &Side, n: ssize_t) {
 unsafe fn remainder(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     let left = cut(iov, got);
     // SAFETY: the caller's promise.
-    let real = || unsafe { kernel::receive(fd, &left, flags) };
+    let real = || signal::outside(|| unsafe { kernel::receive(fd, &left, flags) });
     // SAFETY: the caller's promise.
     unsafe { receive_looking(fd, &left, flags, &real) }.max(0)
 }
@@ -205,24 +207,43 @@ fn over_tcp(
 }
 
 /// Receives the rest of a vector from TCP, behind the last bytes of the ring. Only a call that asked for all waits for it.
-unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
+unsafe fn rest(fd: c_int, chan: &Chan, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
+    let mut got = got;
+    let mut deadline = Deadline::default();
+    let waits = flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL
+        && !may_not_block(chan, flags);
+    loop {
+        // SAFETY: the caller's promise.
+        let n = unsafe { more(fd, iov, flags, got) };
+        got += n.max(0) as usize;
+        if n == 0 || !waits || got == total(iov) {
+            return got as ssize_t;
+        }
+        let left = deadline.left(&chan.side().receive_limit);
+        let mut bytes = [kernel::entry(fd, libc::POLLIN)];
+        // There are bytes: a signal ends the wait, even if its handler restarts calls.
+        if n < 0
+            && (crate::errno() != libc::EAGAIN
+                || signal::outside(|| kernel::poll(&mut bytes, millis(left))) <= 0)
+        {
+            return got as ssize_t;
+        }
+    }
+}
+
+/// Receives from TCP without a wait, behind `got` bytes of a call. Returns 0 where the call ends.
+unsafe fn more(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     if kernel::asked(fd, SIOCATMARK) == Some(1) {
         // A receive that has bytes ends at the mark of urgent data; one that begins there skips the urgent byte.
-        return got as ssize_t;
+        return 0;
     }
     if kernel::poll_one(fd, libc::POLLIN, 0) & libc::POLLERR != 0 && kernel::unread(fd) <= 0 {
         // The next call reports the error; this one would take it away.
-        return got as ssize_t;
+        return 0;
     }
-    let left = cut(iov, got);
-    let flags = if flags & libc::MSG_WAITALL == 0 {
-        flags | libc::MSG_DONTWAIT
-    } else {
-        flags
-    };
+    let flags = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
     // SAFETY: the caller's promise.
-    let n = unsafe { kernel::receive(fd, &left, flags) };
-    (got as ssize_t) + n.max(0)
+    unsafe { kernel::receive(fd, &cut(iov, got), flags) }
 }
 
 /// Returns the bytes received so far, or the error if there are none.
@@ -357,7 +378,7 @@ unsafe fn peeked(
 ) -> Step {
     if is_last {
         // SAFETY: the caller's promise.
-        return Step::Done(unsafe { rest(fd, iov, flags & !libc::MSG_WAITALL, n) });
+        return Step::Done(unsafe { rest(fd, chan, iov, flags & !libc::MSG_WAITALL, n) });
     }
     if chan.side().eager.load(Relaxed) == bell::EDGE && !chan.stream.is_closed(chan.peer()) {
         told_of_rest(conn, chan);
@@ -434,7 +455,7 @@ unsafe fn from_ring(
                         got += n;
                         let is_empty = side.head.load(Relaxed) == head.wrapping_add(ready as u64);
                         let is_eager = is_empty && side.eager.load(Relaxed) != 0 && !is_closed;
-                        if is_eager && !late::put_off(conn, chan) {
+                        if is_eager && !ring_poll::put_off(conn, chan) {
                             bell::ask(chan);
                         } else if !is_empty && side.eager.load(Relaxed) == bell::EDGE {
                             told_of_rest(conn, chan);
@@ -463,7 +484,7 @@ unsafe fn from_ring(
                 has_spun: spun,
                 is_left: !may_wait
                     && !ended
-                    && (late::is_put_off(conn, chan) || was_just_probed(chan)),
+                    && (ring_poll::is_put_off(conn, chan) || was_just_probed(chan)),
             };
             first = receive::on_empty(empty);
             match first {

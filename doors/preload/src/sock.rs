@@ -14,12 +14,12 @@ use weft_run::connection::{Carrier, Phase};
 use weft_run::meet::Why;
 
 use crate::conn::{self, Conn};
-use crate::full::{patient, patient_until};
 use crate::iov::{is_bad, is_optional};
+use crate::stalled_ring::{patient, patient_until};
 use crate::table::{self, Entry};
 use crate::{
-    back, bell, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, late, ledger,
-    next, poll as readiness, privileges, ready, sets, settings, signal,
+    bell, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, ledger, next,
+    poll as readiness, privileges, ready, return_to_tcp, ring_poll, sets, settings, signal,
 };
 
 /// The options of time limits as programs name them that are built for a `time_t` of 64 bits.
@@ -208,7 +208,7 @@ weft_sys::interpose! {
     fn shutdown(fd: c_int, how: c_int) -> c_int {
         dgram::make_plain(fd, Why::ShutRead);
         let Some((conn, inside)) = conn::enter(fd) else { return next::shutdown(fd, how) };
-        if how != libc::SHUT_WR { back::downgrade(conn, Why::ShutRead); }
+        if how != libc::SHUT_WR { return_to_tcp::downgrade(conn, Why::ShutRead); }
         edges::found_full(conn);
         let rc = match conn.chan(&inside) {
             Some(chan) if how != libc::SHUT_RD => direction::shut_sending(chan, || next::shutdown(fd, how)),
@@ -258,7 +258,7 @@ weft_sys::interpose! {
             | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => {
                 let on = len >= 4 && !value.is_null() && value.cast::<c_int>().read_unaligned() > 1;
                 let is_low = (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
-                if !is_low || on { back::downgrade(conn, Why::Option); }
+                if !is_low || on { return_to_tcp::downgrade(conn, Why::Option); }
             }
             _ => {}
         }
@@ -305,7 +305,7 @@ weft_sys::interpose! {
 
     fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         let Some((conn, inside)) = conn::enter(fd) else {
-            late::be_exact(fd);
+            ring_poll::be_exact(fd);
             return dgram::ready::epoll_ctl(set, op, fd, event);
         };
         if conn.chan(&inside).is_some_and(|chan| ready::needs_tcp(chan, op, event)) {
@@ -316,7 +316,7 @@ weft_sys::interpose! {
 
     fn epoll_wait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
         wait_for_events(set, (events, n), in_ns(timeout), |left| patient(in_ms(left), |timeout| {
-            late::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
+            ring_poll::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
                 next::epoll_wait(set, events, n, if must_not_wait { 0 } else { timeout })
             })
         }))
@@ -324,7 +324,7 @@ weft_sys::interpose! {
 
     fn epoll_pwait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
         wait_for_events(set, (events, n), in_ns(timeout), |left| patient(in_ms(left), |timeout| {
-            late::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
+            ring_poll::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
                 next::epoll_pwait(set, events, n, if must_not_wait { 0 } else { timeout }, mask)
             })
         }))
@@ -340,7 +340,7 @@ weft_sys::interpose! {
             patient_until(timeout, |timeout| {
                 let at_once = clock::timespec(0);
                 let may_wait = timeout.as_ref().is_none_or(|t| (t.tv_sec, t.tv_nsec) != (0, 0));
-                late::wait(set, events, n, may_wait, |events, n, must_not_wait| {
+                ring_poll::wait(set, events, n, may_wait, |events, n, must_not_wait| {
                     next::epoll_pwait2(set, events, n, if must_not_wait { &raw const at_once } else { timeout }, mask)
                 })
             })

@@ -18,6 +18,9 @@ static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 const MARKS: usize = 3;
 const HIDDEN: usize = 1;
 const SET: usize = 3;
+/// In the word of a set: see [`be_exact`].
+const EXACT: usize = 4;
+const NUMBER_SHIFT: u32 = 3;
 
 /// A kind of sockets that are followed. They stand in the table by their addresses.
 ///
@@ -38,7 +41,7 @@ impl Entry {
 
     /// An epoll set: a number that no other set of the process has had; 0 for one that has two names.
     pub(crate) fn set(number: usize) -> Entry {
-        Entry(number << 2 | SET)
+        Entry(number << NUMBER_SHIFT | SET)
     }
 
     pub(crate) fn socket<T: Socket>(socket: &'static T) -> Entry {
@@ -48,7 +51,12 @@ impl Entry {
     /// The number of an epoll set.
     #[inline]
     pub(crate) fn as_set(self) -> Option<usize> {
-        (self.0 & MARKS == SET).then_some(self.0 >> 2)
+        (self.0 & MARKS == SET).then_some(self.0 >> NUMBER_SHIFT)
+    }
+
+    /// Returns true if it is the set of this number, and the kernel's view of it need not be exact.
+    pub(crate) fn is_loose_set(self, number: usize) -> bool {
+        self == Entry::set(number)
     }
 
     /// The socket, if it is one of this kind.
@@ -85,6 +93,22 @@ pub(crate) fn put(fd: c_int, entry: Entry) {
     if let Some(slot) = TABLE.get(fd as usize) {
         HIGHEST.fetch_max(fd as usize, AcqRel);
         slot.swap(entry.0, AcqRel);
+    }
+}
+
+/// Something waits for a set itself, or it has another descriptor: the kernel's view of it has to be exact for good. Returns the set's number if that is new.
+pub(crate) fn be_exact(fd: c_int) -> Option<usize> {
+    let slot = TABLE.get(fd as usize)?;
+    let mut now = slot.load(Acquire);
+    loop {
+        let number = Entry(now).as_set()?;
+        if now & EXACT != 0 {
+            return None;
+        }
+        match slot.compare_exchange(now, now | EXACT, AcqRel, Acquire) {
+            Ok(_) => return Some(number),
+            Err(other) => now = other,
+        }
     }
 }
 

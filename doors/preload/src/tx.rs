@@ -19,8 +19,11 @@ use crate::conn::{self, Conn, Inside};
 use crate::iov::{Source, copy_pieces, cut};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
-use crate::patience::Deadline;
-use crate::{back, direction, edges, full, hosts, kernel, link, next, ready, set_errno, signal};
+use crate::patience::{Deadline, millis};
+use crate::{
+    direction, edges, hosts, kernel, link, next, ready, return_to_tcp, set_errno, signal,
+    stalled_ring,
+};
 
 /// Bytes published at once, so that the receiver begins while the rest is copied.
 const CHUNK: usize = 64 << 10;
@@ -68,10 +71,10 @@ unsafe fn transmit_looking(
         return real();
     };
     if flags & libc::MSG_OOB != 0 {
-        back::downgrade(conn, Why::Urgent);
+        return_to_tcp::downgrade(conn, Why::Urgent);
     }
     if flags & libc::MSG_ZEROCOPY != 0 {
-        back::downgrade(conn, Why::Option);
+        return_to_tcp::downgrade(conn, Why::Option);
     }
     link::tick(conn, fd, &inside);
     let mut has_waited = false;
@@ -82,7 +85,7 @@ unsafe fn transmit_looking(
                 return -1;
             };
             // SAFETY: the caller's promise.
-            return unsafe { kernel::send(conn.socket(fd), iov, flags) };
+            return signal::outside(|| unsafe { kernel::send(conn.socket(fd), iov, flags) });
         }
         let Some(chan) = conn.chan(&inside) else {
             // A thread that has just made the channel closes the gate.
@@ -256,10 +259,28 @@ unsafe fn rest(fd: c_int, chan: &Chan, source: &Source<'_>, flags: c_int, sent: 
         // The file's position is behind the bytes sent.
         return sent as ssize_t;
     };
-    // SAFETY: the caller's promise. Without a signal: some bytes have gone, and the next call reports the error.
-    let send = || unsafe { kernel::send(fd, &cut(iov, sent), flags | libc::MSG_NOSIGNAL) };
-    let len = source.len() - sent;
-    (sent as ssize_t) + after(chan, len, flags, &send).max(0)
+    let all = source.len();
+    let mut sent = sent;
+    let mut deadline = Deadline::default();
+    while sent < all {
+        // Some bytes have gone: the next call reports the error, and a signal ends the wait, even if its handler restarts calls.
+        let now = flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: the caller's promise.
+        let n = after(chan, all - sent, flags, &|| unsafe {
+            kernel::send(fd, &cut(iov, sent), now)
+        });
+        if n >= 0 {
+            sent += n as usize;
+            continue;
+        }
+        let is_full = crate::errno() == libc::EAGAIN && !must_not_wait(chan, flags);
+        let left = deadline.left(&chan.side().send_limit);
+        let mut room = [kernel::entry(fd, libc::POLLOUT)];
+        if !is_full || signal::outside(|| kernel::poll(&mut room, millis(left))) <= 0 {
+            break;
+        }
+    }
+    sent as ssize_t
 }
 
 fn partial(sent: usize, errno: c_int) -> Step {
@@ -344,7 +365,7 @@ fn lent(
         }
         Ok(how) => how,
     };
-    full::has_room(chan);
+    stalled_ring::has_room(chan);
     chan.side().tail.store(tail + 1, Relaxed);
     offer.published(conn, chan);
     drop(held);
@@ -421,7 +442,7 @@ unsafe fn publish(
         }
         Ok(how) => how,
     };
-    full::has_room(chan);
+    stalled_ring::has_room(chan);
     side.tail.store(tail + n as u64, Relaxed);
     let sent = sent + n;
     conn.row.count(Word::TxRing, n as u64);
@@ -576,7 +597,9 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
             spin(chan);
             continue;
         }
-        match send::asked(!must_not_wait(chan, flags), || full::found_full(chan)) {
+        match send::asked(!must_not_wait(chan, flags), || {
+            stalled_ring::found_full(chan)
+        }) {
             Asked::Return => return partial(sent, libc::EAGAIN),
             Asked::Close => {
                 direction::stop_sending(conn, Why::SlowReader);

@@ -82,12 +82,14 @@ pub enum Why {
     Sandbox = 28,
     /// The peer has not looked for us yet.
     NotYet = 29,
+    /// A fork into another PID namespace: the locks that both processes would share name their holders by PID.
+    PidNamespace = 30,
 }
 
 impl Why {
     /// Converts a number of a ledger.
     pub fn of(number: u32) -> Why {
-        const ALL: [Why; 30] = [
+        const ALL: [Why; 31] = [
             Why::None,
             Why::Short,
             Why::Elsewhere,
@@ -118,6 +120,7 @@ impl Why {
             Why::Unread,
             Why::Sandbox,
             Why::NotYet,
+            Why::PidNamespace,
         ];
         ALL.get(number as usize).copied().unwrap_or(Why::None)
     }
@@ -172,6 +175,7 @@ impl Why {
             }
             Why::Unseen => "bytes were moved by a call that weft does not see",
             Why::Sandbox => "the process limits its own system calls (seccomp)",
+            Why::PidNamespace => "a process in another PID namespace has got the socket by a fork",
             Why::Unread => {
                 "unread bytes could not go back to TCP for the program that gets the socket"
             }

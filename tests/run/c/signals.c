@@ -7,6 +7,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -21,6 +22,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -399,6 +401,108 @@ static int handlers_run_under_seccomp(void)
 	return status ? fail("status", status) : 0;
 }
 
+// A receive has a part of its bytes from the ring, and waits for the rest over TCP: a signal ends it, though its handler restarts calls.
+static int handlers_run_while_the_rest_is_awaited(void)
+{
+	struct sigaction restarts = {.sa_handler = tick, .sa_flags = SA_RESTART};
+
+	connect_both();
+	alarm(20);
+	if (write(b, large, 500) != 500)
+		return fail("write", 0);
+	FILE *f = fdopen(b, "w");
+	sigaction(SIGVTALRM, &restarts, 0);
+	pid_t parent = getpid();
+	if (!fork())
+		for (close(a), close(b);; usleep(10000))
+			if (getppid() != parent || kill(parent, SIGVTALRM))
+				_exit(0);
+	ssize_t n = recv(a, large, 1000, MSG_WAITALL);
+	if (n != 500 || !ticks)
+		return fail("recv", n);
+	fclose(f);
+	return 0;
+}
+
+static int ends[2];
+
+static void empty(int signal)
+{
+	char c[65536];
+
+	(void)signal;
+	if (read(ends[0], c, sizeof c) > 0)
+		ticks++;
+}
+
+// A stream that closes waits for a handler to read what it writes.
+static int handlers_run_while_a_stream_closes(void)
+{
+	static char buffer[300000];
+	struct sigaction restarts = {.sa_handler = empty, .sa_flags = SA_RESTART};
+
+	alarm(20);
+	if (pipe2(ends, O_NONBLOCK) || fcntl(ends[1], F_SETFL, 0))
+		return fail("pipe", 0);
+	FILE *f = fdopen(ends[1], "w");
+	setvbuf(f, buffer, _IOFBF, sizeof buffer);
+	for (int i = 0; i < 50; i++)
+		fwrite(large, 1, sizeof large, f);
+	sigaction(SIGVTALRM, &restarts, 0);
+	pid_t parent = getpid();
+	if (!fork())
+		for (close(ends[0]);; usleep(10000))
+			if (getppid() != parent || kill(parent, SIGVTALRM))
+				_exit(0);
+	return fclose(f) || ticks < 3 ? fail("fclose", ticks) : 0;
+}
+
+static void *rests(void *arg)
+{
+	pause();
+	return arg;
+}
+
+static void *sends_much(void *arg)
+{
+	static char much[16 << 20];
+	struct iovec part = {much, sizeof much};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+
+	switch (*(int *)arg) {
+	case 0:
+		return write(a, much, sizeof much) < 0 ? arg : 0;
+	case 1:
+		return send(a, much, sizeof much, 0) < 0 ? arg : 0;
+	default:
+		return sendmsg(a, &message, 0) < 0 ? arg : 0;
+	}
+}
+
+// A send whose peer does not read has gone back to TCP, and is cancelled there.
+static int large_sends_are_cancelled(void)
+{
+	pthread_t t;
+	void *got;
+
+	alarm(20);
+	t = start(rests);
+	pthread_cancel(t);
+	pthread_join(t, 0);
+	for (int how = 0; how < 3; how++) {
+		connect_both();
+		pthread_create(&t, 0, sends_much, &how);
+		usleep(300000);
+		pthread_cancel(t);
+		pthread_join(t, &got);
+		if (got != PTHREAD_CANCELED)
+			return fail("not cancelled", how);
+		close(a);
+		close(b);
+	}
+	return 0;
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -411,6 +515,9 @@ static const struct {
 	{"queued_signals_keep_order_and_values", queued_signals_keep_order_and_values},
 	{"handlers_of_all_ways_are_told", handlers_of_all_ways_are_told},
 	{"handlers_run_under_seccomp", handlers_run_under_seccomp},
+	{"handlers_run_while_the_rest_is_awaited", handlers_run_while_the_rest_is_awaited},
+	{"handlers_run_while_a_stream_closes", handlers_run_while_a_stream_closes},
+	{"large_sends_are_cancelled", large_sends_are_cancelled},
 };
 
 int main(int argc, char **argv)

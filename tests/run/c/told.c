@@ -6,6 +6,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/select.h>
 
 // An edge-triggered program that only looks is told of each arrival.
 static int edges_of_what_is_looked_at(void)
@@ -285,6 +287,80 @@ static int datagrams_fire_once(void)
 	return child_failed();
 }
 
+// poll of a datagram in a ring reports the events that it is asked for, whether the kernel is asked or not.
+static int datagrams_as_asked(void)
+{
+	static const short asked[] = {POLLIN, POLLRDNORM, POLLIN | POLLRDNORM, POLLIN | POLLOUT | POLLRDNORM | POLLWRNORM};
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n = sizeof a;
+	int s = socket(AF_INET, SOCK_DGRAM, 0), from = socket(AF_INET, SOCK_DGRAM, 0);
+	char c;
+
+	if (bind(s, (void *)&a, n) || getsockname(s, (void *)&a, &n) || connect(from, (void *)&a, n))
+		return fail("bind", 0);
+	for (int i = 0; i < 20; i++)
+		if (write(from, "x", 1) != 1 || (i < 19 && read(s, &c, 1) != 1))
+			return fail("speak", i);
+	// After so many answers the kernel is asked, too.
+	for (int i = 0; i < 400; i++) {
+		struct pollfd p = {s, asked[i % 4], 0};
+		if (poll(&p, 1, 1) != 1 || p.revents != p.events)
+			return fail("poll", p.revents);
+	}
+	return 0;
+}
+
+// A list of as many entries as the process may have descriptors, and sets of them: bytes, urgent ones and ends are found by both.
+static int long_lists(void)
+{
+	enum { N = 18, LIMIT = 32 };
+	struct rlimit limit;
+	struct pollfd p[LIMIT];
+	struct timeval soon = {0, 20000};
+	fd_set r, e;
+	char c[8];
+	int s[N];
+
+	getrlimit(RLIMIT_NOFILE, &limit);
+	limit.rlim_cur = LIMIT;
+	if (setrlimit(RLIMIT_NOFILE, &limit))
+		return fail("setrlimit", 0);
+	struct sockaddr_in a;
+	int l = listener(&a);
+	child = fork();
+	for (int i = 0; i < N; i++) {
+		s[i] = child ? dial(&a) : accept(l, 0, 0);
+		speak(s[i], child != 0);
+	}
+	close(l);
+	if (!child) {
+		if (read(s[0], c, 1) != 1 || write(s[3], "x", 1) != 1 || read(s[0], c, 1) != 1)
+			exit(1);
+		close(s[5]);
+		exit(read(s[0], c, 1) > 0);
+	}
+	for (int i = 0; i < LIMIT; i++)
+		p[i] = (struct pollfd){i < N ? s[i] : -1, POLLIN | POLLPRI, 0};
+	int n = poll(p, LIMIT, 20);
+	if (n)
+		return fail("poll of idle sockets", n);
+	FD_ZERO(&r);
+	FD_ZERO(&e);
+	for (int i = 0; i < N; i++) {
+		FD_SET(s[i], &r);
+		FD_SET(s[i], &e);
+	}
+	n = select(LIMIT, &r, 0, &e, &soon);
+	if (n)
+		return fail("select of idle sockets", n);
+	if (write(s[0], "1", 1) != 1 || poll(p, LIMIT, -1) != 1 || p[3].revents != POLLIN || read(s[3], c, 1) != 1)
+		return fail("poll of bytes", p[3].revents);
+	if (write(s[0], "2", 1) != 1 || poll(p, LIMIT, -1) != 1 || p[5].revents != POLLIN || read(s[5], c, 1))
+		return fail("poll of an end", p[5].revents);
+	close(s[0]);
+	return child_failed();
+}
+
 static const struct test TESTS[] = {
 	{"edges_of_what_is_looked_at", edges_of_what_is_looked_at},
 	{"edges_of_room", edges_of_room},
@@ -292,6 +368,8 @@ static const struct test TESTS[] = {
 	{"edges_of_room_again", edges_of_room_again},
 	{"low_water_mark", low_water_mark},
 	{"datagrams_fire_once", datagrams_fire_once},
+	{"long_lists", long_lists},
+	{"datagrams_as_asked", datagrams_as_asked},
 };
 
 int main(int argc, char **argv)

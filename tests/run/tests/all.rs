@@ -3,6 +3,7 @@
 mod advise;
 mod cpython;
 mod faults;
+mod forks;
 mod holes_of_calls;
 mod inherited;
 mod lend;

@@ -9,4 +9,7 @@ weft_run_tests::as_on_tcp! { "signals":
     queued_signals_keep_order_and_values
     handlers_of_all_ways_are_told
     handlers_run_under_seccomp
+    handlers_run_while_the_rest_is_awaited
+    handlers_run_while_a_stream_closes
+    large_sends_are_cancelled
 }

@@ -7,4 +7,6 @@ weft_run_tests::as_on_tcp! { "told":
     edges_of_room_again
     low_water_mark
     datagrams_fire_once
+    long_lists
+    datagrams_as_asked
 }

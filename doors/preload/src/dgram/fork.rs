@@ -4,19 +4,18 @@
 //! child begins anew.
 
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
-use super::{Dgram, POOL, Pool, locked};
+use super::{Dgram, POOL, Pool};
+use crate::private::Held;
 use crate::table::{Entry, each_socket, put};
 use crate::{kernel, ledger};
 
 thread_local! {
     /// Held from before a fork until after it.
-    static HELD: Cell<Option<MutexGuard<'static, Pool>>> = const { Cell::new(None) };
+    static HELD: Cell<Option<Held<Pool>>> = const { Cell::new(None) };
 }
 
 pub(crate) fn before() {
@@ -26,7 +25,7 @@ pub(crate) fn before() {
             ledger::datagrams_stay(Why::Forked);
         }
     });
-    let _ = HELD.try_with(|held| held.set(Some(locked(&POOL))));
+    let _ = HELD.try_with(|held| held.set(POOL.lock_once()));
 }
 
 pub(crate) fn in_parent() {
@@ -35,16 +34,23 @@ pub(crate) fn in_parent() {
 
 pub(crate) fn in_child() {
     let _ = HELD.try_with(Cell::take);
-    let mut fresh: HashMap<*const Dgram, &'static Dgram> = HashMap::new();
+    let mut fresh: Vec<(&'static Dgram, &'static Dgram)> = Vec::new();
     each_socket(|fd, old: &'static Dgram| {
-        let new = *fresh.entry(std::ptr::from_ref(old)).or_insert_with(|| {
-            let new = Dgram::new(old.v6.load(Relaxed), old.nonblock.load(Relaxed));
-            new.refs.store(0, Relaxed);
-            new.deaf.store(true, Relaxed);
-            new.plain.store(old.plain.load(Relaxed), Relaxed);
-            old.abandon();
-            new
-        });
+        let known = fresh.iter().find(|(of, _)| std::ptr::eq(*of, old));
+        let new = known.map_or_else(
+            || {
+                let new = Dgram::new(old.v6.load(Relaxed), old.nonblock.load(Relaxed));
+                new.refs.store(0, Relaxed);
+                new.deaf.store(true, Relaxed);
+                new.plain.store(old.plain.load(Relaxed), Relaxed);
+                old.abandon();
+                new
+            },
+            |&(_, new)| new,
+        );
+        if known.is_none() {
+            fresh.push((old, new));
+        }
         new.refs.fetch_add(1, SeqCst);
         put(fd, Entry::socket(new));
     });

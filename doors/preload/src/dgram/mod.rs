@@ -29,6 +29,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use weft_run::meet::Why;
 
 use crate::kernel::borrowed;
+use crate::private::{Guards, Private};
 use crate::table::{self, Entry, Socket};
 use crate::{clock, hidden, ledger, settings, signal};
 
@@ -127,13 +128,13 @@ impl<T> DerefMut for Held<'_, T> {
 }
 
 type Pool = Vec<&'static Dgram>;
-static POOL: Mutex<Pool> = Mutex::new(Vec::new());
+static POOL: Private<Pool> = Private::new(Guards::Datagrams, Vec::new());
 
 impl crate::work::Work for Dgram {}
 
 impl Dgram {
     fn new(v6: bool, nonblock: bool) -> &'static Dgram {
-        let used = locked(&POOL).pop();
+        let used = POOL.lock().pop();
         let d = used.unwrap_or_else(|| {
             let bell = AtomicI32::new(-1);
             Box::leak(Box::new(Dgram {
@@ -236,7 +237,7 @@ impl Dgram {
         self.looked.store(0, Relaxed);
         self.patience.store(0, Relaxed);
         drop(slow);
-        locked(&POOL).push(self);
+        POOL.lock().push(self);
     }
 }
 

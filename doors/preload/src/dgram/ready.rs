@@ -271,6 +271,9 @@ pub(crate) fn kernel_alone(d: &'static Dgram) -> Option<Waiting> {
     (!d.inbound.load(SeqCst)).then_some(waiting)
 }
 
+/// Events of data.
+const DATA: c_short = libc::POLLIN | libc::POLLRDNORM;
+
 /// Meaning of a descriptor in a poll list.
 pub(crate) enum Asked {
     /// Not a descriptor of ours.
@@ -290,17 +293,17 @@ pub(crate) fn for_poll(fd: c_int, events: c_short, mut put: impl FnMut(c_int, c_
     if let Some(waiting) = kernel_alone(d) {
         return Asked::Kernel(waiting);
     }
-    if events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
+    let data = events & DATA;
+    if data != 0 {
         settle_for_poll(d);
-        put(d.bell.load(SeqCst), libc::POLLIN);
+        put(d.bell.load(SeqCst), data);
     }
     Asked::Rings
 }
 
 /// Reports whether the rings of a socket have data for a poll list. `None`: it has no rings, or the list asks for more than data.
 pub(crate) fn by_ring(fd: c_int, events: c_short) -> Option<bool> {
-    let data = libc::POLLIN | libc::POLLRDNORM;
-    if events & data == 0 || events & !data != 0 {
+    if events & DATA == 0 || events & !DATA != 0 {
         return None;
     }
     let d = super::of(fd).filter(|d| d.inbound.load(SeqCst) && !signal::is_inside(*d))?;

@@ -5,7 +5,8 @@
 //!
 //! Reads and writes memory that it allocates itself.
 
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use weft_sys::pages::Pages;
@@ -53,12 +54,22 @@ fn compare(huge: bool) -> Option<bool> {
     Some(is_done && fetch * 100 < copy * MARGIN)
 }
 
+/// Two threads at once may both measure.
 fn measured() -> Faster {
-    static MEASURED: OnceLock<Faster> = OnceLock::new();
-    *MEASURED.get_or_init(|| Faster {
-        small: compare(false).unwrap_or(false),
-        huge: compare(true).unwrap_or(false),
-    })
+    const SMALL: u8 = 1;
+    const HUGE: u8 = 2;
+    const IS_KNOWN: u8 = 4;
+    static MEASURED: AtomicU8 = AtomicU8::new(0);
+    let mut known = MEASURED.load(Relaxed);
+    if known == 0 {
+        let bit = |huge, bit| u8::from(compare(huge).unwrap_or(false)) * bit;
+        known = IS_KNOWN | bit(false, SMALL) | bit(true, HUGE);
+        MEASURED.store(known, Relaxed);
+    }
+    Faster {
+        small: known & SMALL != 0,
+        huge: known & HUGE != 0,
+    }
 }
 
 /// `struct pm_scan_arg` of `linux/fs.h`.

@@ -7,7 +7,7 @@
 use super::{Carrier, Route};
 use crate::meet::Why;
 
-/// From now on calls that are not seen, or other programs, read the socket. A peer's host has to have sent all that is on the way before the call returns.
+/// From now on calls that are not seen, or other programs, or processes that cannot share our locks, read the socket. A peer's host has to have sent all that is on the way before the call returns.
 #[must_use]
 pub fn is_out_of_sight(why: Why) -> bool {
     matches!(
@@ -19,6 +19,7 @@ pub fn is_out_of_sight(why: Why) -> bool {
             | Why::Sandbox
             | Why::IoUring
             | Why::Splice
+            | Why::PidNamespace
     )
 }
 

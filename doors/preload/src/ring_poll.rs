@@ -14,16 +14,15 @@
 //! As `epoll_wait(2)`.
 
 use libc::{c_int, epoll_event};
-use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 use weft_run::connection::{Carrier, Route};
 
 use crate::chan::Chan;
-use crate::conn::{self, Conn, Reg};
+use crate::conn::{self, Big, Conn, Reg};
 use crate::iov::is_bad;
+use crate::private::{self, Guards, Held, Private};
 use crate::regs::catch_up;
 use crate::{bell, clock, edges, sets, signal, table};
 
@@ -56,55 +55,20 @@ struct Slot {
     number: AtomicUsize,
     /// Threads that are about to wait in the kernel, or do, for any set that this slot can become the slot of.
     asleep: AtomicU32,
-    /// Something waits for the set itself, so the kernel's view of it has to be exact.
-    is_exact: AtomicBool,
-    /// So it is for each set that gets this slot: one was to be exact while another had the slot.
-    is_exact_for_good: AtomicBool,
     turns: AtomicU32,
     asked: AtomicU64,
-    late: Mutex<Vec<Late>>,
+    late: Private<Vec<Late>>,
 }
 
 static SLOTS: [Slot; SETS] = [const {
     Slot {
         number: AtomicUsize::new(0),
         asleep: AtomicU32::new(0),
-        is_exact: AtomicBool::new(false),
-        is_exact_for_good: AtomicBool::new(false),
         turns: AtomicU32::new(0),
         asked: AtomicU64::new(0),
-        late: Mutex::new(Vec::new()),
+        late: Private::new(Guards::Late, Vec::new()),
     }
 }; SETS];
-
-thread_local! {
-    /// This thread holds the lock of a list: a signal handler that interrupts it must not wait for one.
-    static HOLDS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The lock of a list.
-struct Held(Option<MutexGuard<'static, Vec<Late>>>);
-
-impl Held {
-    fn list(&mut self) -> &mut Vec<Late> {
-        self.0.as_mut().expect("held until it is dropped")
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.0 = None;
-        HOLDS.set(false);
-    }
-}
-
-fn lock(slot: &'static Slot) -> Option<Held> {
-    if HOLDS.replace(true) {
-        return None;
-    }
-    let list = slot.late.lock().unwrap_or_else(PoisonError::into_inner);
-    Some(Held(Some(list)))
-}
 
 /// Returns the slot of a set that has one.
 fn slot_of(number: usize) -> Option<&'static Slot> {
@@ -114,15 +78,9 @@ fn slot_of(number: usize) -> Option<&'static Slot> {
 
 /// Like [`slot_of`], but claims the slot if it is free.
 fn claim(number: usize) -> Option<&'static Slot> {
-    let slot = &SLOTS[number % SETS];
-    if number != 0
-        && slot
-            .number
-            .compare_exchange(0, number, SeqCst, SeqCst)
-            .is_ok()
-    {
-        slot.is_exact
-            .store(slot.is_exact_for_good.load(SeqCst), SeqCst);
+    if number != 0 {
+        let slot = &SLOTS[number % SETS];
+        let _ = slot.number.compare_exchange(0, number, SeqCst, SeqCst);
     }
     slot_of(number)
 }
@@ -219,11 +177,11 @@ fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
         late: 0,
         must_ask: false,
     };
-    let Some(mut held) = lock(slot) else {
+    let Some(mut held) = slot.late.lock_once() else {
         seen.must_ask = true;
         return seen;
     };
-    let list = held.list();
+    let list = &mut *held;
     seen.late = list.len();
     for at in 0..list.len() {
         let one = &mut list[at];
@@ -251,7 +209,7 @@ fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
 
 /// Requests the bell of a late connection, which ends its lateness. `false`: it stays in the list, because there is an event that the
 /// program has not been notified of and the kernel does not know.
-fn ask_for(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
+fn ask_for(one: &Late, big: Option<&Big>) -> bool {
     let inside = one.conn.enter();
     let Some(chan) = one.conn.chan(&inside) else {
         one.conn.is_late.store(false, SeqCst);
@@ -289,29 +247,29 @@ fn ask_for(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
 }
 
 /// Requests all late bells of a set. Returns whether there is an event to report first.
-fn ask_for_all(slot: &'static Slot, big: Option<&MutexGuard<'_, ()>>) -> bool {
-    let Some(mut held) = lock(slot) else {
+fn ask_for_all(slot: &'static Slot, big: Option<&Big>) -> bool {
+    let Some(mut held) = slot.late.lock_once() else {
         return false;
     };
-    if held.list().is_empty() {
+    if held.is_empty() {
         return false;
     }
-    let mut all = std::mem::take(held.list());
+    let mut all = std::mem::take(&mut *held);
     drop(held);
     all.retain(|one| !ask_for(one, big));
-    let Some(mut held) = lock(slot) else {
+    let Some(mut held) = slot.late.lock_once() else {
         return false;
     };
-    for one in all {
+    all.retain(|one| {
         // It may have left meanwhile, and be late again.
         let is_it = one.conn.is_late.load(SeqCst)
             && one.conn.late_set.load(SeqCst) == slot.number.load(SeqCst);
-        let list = held.list();
-        if is_it && !list.iter().any(|it| std::ptr::eq(it.conn, one.conn)) {
-            list.push(one);
-        }
-    }
-    !held.list().is_empty()
+        is_it && !held.iter().any(|it| std::ptr::eq(it.conn, one.conn))
+    });
+    // The memory of the list stays.
+    all.append(&mut held);
+    *held = all;
+    !held.is_empty()
 }
 
 /// Puts the kernel's events, from `from` on, together with those before that are of the same registration. Returns how many there are then.
@@ -359,7 +317,7 @@ pub(crate) unsafe fn wait(
         return call(events, most, false);
     };
     drop(asleep);
-    if most <= 0 || is_bad(events) || HOLDS.get() {
+    if most <= 0 || is_bad(events) || private::holds(Guards::Late) {
         return call(events, most, false);
     }
     let _busy = signal::begin();
@@ -427,14 +385,14 @@ fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
     }
     // Bytes that have come since the ring was found empty have to be reported.
     let told = chan.side().head.load(Relaxed) & !CLOSED;
-    let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {
+    let Some(slot) = slot_of(number).filter(|slot| is_free(conn, chan, slot)) else {
         return false;
     };
-    let Some(mut held) = lock(slot) else {
+    let Some(mut held) = slot.late.lock_once() else {
         return false;
     };
-    let list = held.list();
-    if list.len() >= MOST || slot.asleep.load(SeqCst) != 0 || slot_of(number).is_none() {
+    let list = &mut *held;
+    if list.len() >= MOST || slot_of(number).is_none() || !is_free(conn, chan, slot) {
         return false;
     }
     list.push(Late { conn, told });
@@ -445,10 +403,11 @@ fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
 }
 
 /// Returns true if only `epoll_wait` waits for the set and the connection.
-fn is_free(slot: &Slot, chan: &Chan) -> bool {
+fn is_free(conn: &Conn, chan: &Chan, slot: &Slot) -> bool {
+    let set = table::get(conn.late_fd.load(Relaxed));
     chan.side().holders.load(SeqCst) == 1
         && slot.asleep.load(SeqCst) == 0
-        && !slot.is_exact.load(SeqCst)
+        && set.is_loose_set(conn.late_set.load(Relaxed))
 }
 
 /// Defers a change of a registration (under the big lock) that the kernel needs only when it is asked. `false`: it needs the change now.
@@ -457,12 +416,12 @@ pub(crate) fn put_off_change(
     chan: &Chan,
     (reg, op): (&mut Reg, c_int),
     (events, data): (u32, u64),
-    big: &MutexGuard<'_, ()>,
+    big: &Big,
 ) -> bool {
     let is_gone = op == libc::EPOLL_CTL_DEL;
     let events = if is_gone { 0 } else { events };
     let number = conn.late_set.load(Relaxed);
-    let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {
+    let Some(slot) = slot_of(number).filter(|slot| is_free(conn, chan, slot)) else {
         return false;
     };
     let fits = number == reg.number
@@ -510,6 +469,8 @@ pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
             && reg.events & (READABLE | WRITABLE) != 0
             && reg.bell.is_some()
             && (tx == Route::Ring || reg.events & EDGE != 0 || reg.events & sets::OUT == 0)
+            // An edge of room alone is no answer to bytes.
+            && (reg.events & EDGE == 0 || reg.events & READABLE != 0)
             && !sets::is_foreign(reg.number);
         (fits && claim(reg.number).is_some()).then_some((reg, chan))
     });
@@ -532,7 +493,7 @@ pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
 }
 
 /// Ends the lateness of a connection for good; the kernel gets its registrations (under the big lock).
-pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>, big: &MutexGuard<'_, ()>) {
+pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>, big: &Big) {
     if let Some(chan) = chan
         && conn.is_behind.load(SeqCst)
     {
@@ -552,13 +513,10 @@ fn forget(conn: &'static Conn, chan: Option<&Chan>) {
     drop(rx);
     let Some(slot) = slot_of(number) else { return };
     let mut gone = None;
-    if let Some(mut held) = lock(slot)
-        && let Some(at) = held
-            .list()
-            .iter()
-            .position(|one| std::ptr::eq(one.conn, conn))
+    if let Some(mut held) = slot.late.lock_once()
+        && let Some(at) = held.iter().position(|one| std::ptr::eq(one.conn, conn))
     {
-        gone = Some(held.list().swap_remove(at));
+        gone = Some(held.swap_remove(at));
     }
     if let Some(one) = gone
         && !ask_for(&one, None)
@@ -575,68 +533,68 @@ fn forget(conn: &'static Conn, chan: Option<&Chan>) {
     }
 }
 
-/// Keeps the kernel's view of a set exact from now on: the set itself is waited for, or has another descriptor.
+/// Keeps the kernel's view of a set exact from now on: the set itself is waited for.
 pub(crate) fn be_exact(fd: c_int) {
-    let Some(number) = table::get(fd).as_set() else {
-        return;
-    };
-    let slot = claim(number).unwrap_or_else(|| {
-        // Another set has the slot. This one may get it later.
-        let slot = &SLOTS[number % SETS];
-        slot.is_exact_for_good.store(true, SeqCst);
-        slot
-    });
-    if !slot.is_exact.swap(true, SeqCst) {
+    if let Some(number) = table::be_exact(fd)
+        && let Some(slot) = slot_of(number)
+    {
         ask_for_all(slot, None);
     }
 }
 
-/// The set is closed.
+/// The set is closed, and not in the table any more.
 pub(crate) fn close(number: usize) {
     if let Some(slot) = slot_of(number) {
-        slot.is_exact.store(true, SeqCst);
         ask_for_all(slot, None);
-        if let Some(mut held) = lock(slot) {
-            for one in held.list().drain(..) {
-                one.conn.is_late.store(false, SeqCst);
-            }
-        }
+        let held = slot.late.lock_once();
         slot.number.store(0, SeqCst);
+        for one in held
+            .into_iter()
+            .flat_map(|mut held| std::mem::take(&mut *held))
+        {
+            one.conn.is_late.store(false, SeqCst);
+        }
     }
 }
 
-/// Held over a fork.
-pub(crate) type Lists = Vec<MutexGuard<'static, Vec<Late>>>;
+/// Slots whose locks a fork holds without an allocation.
+const FEW: usize = 8;
 
-/// Before a fork: the bells are as the kernel has to have them, and no list is half done.
-pub(crate) fn before_fork(big: &MutexGuard<'_, ()>) -> Lists {
-    for slot in &SLOTS {
-        if slot.number.load(SeqCst) != 0 {
-            ask_for_all(slot, Some(big));
+/// Held over a fork.
+pub(crate) type Lists = ([Option<Held<Vec<Late>>>; FEW], Vec<Held<Vec<Late>>>);
+
+/// Before a fork: the bells are as the kernel has to have them, and no list is half done. Without the lock of connections, which is this thread's already, the
+/// bells stay as they are.
+pub(crate) fn before_fork(big: Option<&Big>) -> Lists {
+    let used = || SLOTS.iter().filter(|slot| slot.number.load(SeqCst) != 0);
+    let mut lists = (const { [const { None }; FEW] }, Vec::new());
+    if private::holds(Guards::Late) {
+        return lists;
+    }
+    if let Some(big) = big {
+        used().for_each(|slot| _ = ask_for_all(slot, Some(big)));
+    }
+    for (at, slot) in used().enumerate() {
+        let held = slot.late.lock();
+        match lists.0.get_mut(at) {
+            Some(few) => *few = Some(held),
+            None => lists.1.push(held),
         }
     }
-    SLOTS
-        .iter()
-        .filter_map(|slot| slot.late.try_lock().ok())
-        .collect()
+    lists
 }
 
 /// In the child: the sets are the parent's too, and the kernel's alone.
-pub(crate) fn in_child(lists: Lists) {
-    for mut list in lists {
+pub(crate) fn in_child((few, more): Lists) {
+    for mut list in few.into_iter().flatten().chain(more) {
         for one in list.drain(..) {
             one.conn.is_late.store(false, SeqCst);
         }
     }
     for slot in &SLOTS {
         slot.asleep.store(0, SeqCst);
-        // One whose lock a thread of the parent has is lost for this process.
-        let number = if slot.late.try_lock().is_ok() {
-            0
-        } else {
-            usize::MAX
-        };
+        // One whose lock a thread of the parent has taken since is lost for this process.
+        let number = if slot.late.is_held() { usize::MAX } else { 0 };
         slot.number.store(number, SeqCst);
     }
-    HOLDS.set(false);
 }
