@@ -69,6 +69,11 @@ fn files_and_trees_are_fetched() {
         assert!(one.stdout.contains("2 files, 110 B in "), "{one:?}");
         assert_eq!(names(&to), ["f", "small"]);
         assert_eq!(fs::metadata(to.join("f")).unwrap().mode() & 0o777, 0o640);
+        let none = run(more, &["tree/fifo"]);
+        assert!(
+            none.code == 1 && none.stderr.contains("nothing was fetched"),
+            "{none:?}"
+        );
         let dry = run(&["--dry-run", "-r"], &["tree", "f"]);
         dry.ok();
         let plan = "make the directory: tree\nsend: tree/large\nsend: tree/same\nmake the directory: tree/sub\nsend: tree/sub/small\nreplace: f\n";

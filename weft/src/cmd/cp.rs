@@ -625,7 +625,12 @@ fn fetch(
         let missing = missing(totals.partial, totals.left_out);
         say(format_args!("{rate} over {via}{missing}"));
     }
+    let whole_trees = args.recursive || args.archive;
     match totals.failed {
+        // What was named is left out; in a directory, others may be there.
+        0 if !whole_trees && !args.dry_run && totals.files == 0 && totals.left_out > 0 => {
+            Err(Failure::failed("nothing was fetched").hint("see the lines above"))
+        }
         0 => Ok(Exit::Ok),
         failed => Err(Failure::failed(format!("{failed} could not be fetched"))
             .hint("see the lines above; the same command again fetches what is missing")),
