@@ -1,6 +1,5 @@
 //! `exs_sync_poll` and `exs_sync_select`, for our sockets and kernel descriptors together.
 
-use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use libc::{
 };
 use rustix::io::Errno;
 use weft_exs::Ready;
+use weft_sys::spin::SpinOrSleep;
 
 use super::queue::timeout;
 use super::state::state;
@@ -20,15 +20,9 @@ use super::table::{Entry, Found};
 use crate::call::system;
 use crate::{option, select};
 
-/// How long a call polls before it sleeps, if polling has paid off lately. A message to a sleeping thread must wake first the engine, then the thread.
-const LOOKS: Duration = Duration::from_micros(20);
-/// Number of calls that sleep at once after a vain polling phase; it doubles with each further one.
-const PAUSE: u32 = 8;
-const LONGEST_PAUSE: u32 = 1024;
-
 thread_local! {
-    /// Number of calls of this thread that will still sleep at once, and the number after the next vain polling phase.
-    static PAUSES: Cell<(u32, u32)> = const { Cell::new((0, PAUSE)) };
+    /// Whether a call of this thread polls before it sleeps. A message to a sleeping thread must wake first the engine, then the thread.
+    static SPINS: SpinOrSleep = SpinOrSleep::default();
 }
 
 const READ: i16 = POLLIN | POLLRDNORM;
@@ -57,44 +51,31 @@ fn wait(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Errno> {
     if ours.iter().all(Option::is_none) {
         return system_poll(fds, until);
     }
-    let mut looked = false;
+    let mut begun = None;
     loop {
         // Check ours and the kernel's without waiting.
         let ready = look(fds, &ours)?;
         if ready > 0 || until.is_some_and(|until| until <= Instant::now()) {
+            if let Some(begun) = begun.filter(|_| ready > 0) {
+                SPINS.with(|spins| spins.slept(&begun));
+            }
             return Ok(ready);
         }
-        if !std::mem::replace(&mut looked, true) {
-            let ready = look_for_a_while(fds, &ours)?;
-            if ready > 0 {
-                return Ok(ready);
+        if begun.is_none() {
+            let mut found = Ok(0);
+            let spun = SPINS.with(|spins| {
+                spins.spin(|| {
+                    found = look(fds, &ours);
+                    !matches!(found, Ok(0))
+                })
+            });
+            match spun {
+                Ok(()) => return found,
+                Err(waits) => begun = Some(waits),
             }
         }
         sleep(fds, &ours, until)?;
     }
-}
-
-/// Polls repeatedly, if that has paid off lately. Returns the number of ready descriptors.
-fn look_for_a_while(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> Result<c_int, Errno> {
-    let (left, next) = PAUSES.get();
-    if left > 0 {
-        PAUSES.set((left - 1, next));
-        return Ok(0);
-    }
-    let begun = Instant::now();
-    while begun.elapsed() < LOOKS {
-        // The peer may be waiting for this processor.
-        std::thread::yield_now();
-        let ready = look(fds, ours)?;
-        if ready > 0 {
-            // A busy thread had the processor meanwhile: sleeping would have been faster, and will be for a while.
-            let crowded = begun.elapsed() > 5 * LOOKS;
-            PAUSES.set((if crowded { LONGEST_PAUSE } else { 0 }, PAUSE));
-            return Ok(ready);
-        }
-    }
-    PAUSES.set((next, (next * 2).min(LONGEST_PAUSE)));
-    Ok(0)
 }
 
 /// Sleeps until a descriptor may be ready.
