@@ -169,6 +169,10 @@ pub(crate) fn explain(path: &RemotePath, e: &Error) -> Failure {
             "{shown}: files of the server's folder cannot be changed"
         ))
         .hint("use another name: new buffers are in the server's memory"),
+        Error::Errno(Errno::MFILE | Errno::NFILE) => {
+            Failure::failed(format!("{shown}: the server has as many buffers, or open files, as it may"))
+                .hint("remove buffers, or raise the server's limit of descriptors: `ulimit -n` where it is started")
+        }
         Error::Errno(Errno::STALE) => Failure::failed(format!(
             "{shown}: the server was started anew, and what was open is gone"
         )),
