@@ -13,7 +13,8 @@ use std::process::{Command, ExitCode};
 use weft_verbs::faults::Script;
 use weft_verbs::settings::{LOG, OF_VERBS};
 
-use weft_cli::start::{EXIT_OWN, fail, find, refuse};
+use weft_cli::start::{EXIT_OWN, fail, refuse};
+use weft_report::programs::find;
 
 use super::view::{self, View};
 use weft_cli::elf::{self, Kind};
