@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use weft_report::programs::find;
+use weft_report::programs;
 use weft_report::record::{Metric, Record, read_lines};
 use weft_report::size::human;
 use weft_report::stats::{Summary, paired_ratio};
@@ -127,7 +127,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
         say(line);
     }
 
-    let program = options.verbs.then(|| find("weft-bench"));
+    let program = options.verbs.then(|| programs::of_weft("weft-bench"));
     let records = match program {
         Some(Some(program)) => {
             say("measuring the verbs beside plain TCP ...");

@@ -26,12 +26,13 @@ pub mod wire;
 pub mod worker;
 
 use std::ffi::OsStr;
-use std::os::unix::fs::PermissionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 pub use weft_service::endpoint::Endpoint;
 pub use weft_service::endpoint::port::CC as DEFAULT_PORT;
 use weft_service::lock;
+use weft_service::programs;
 
 /// Workers as users list them, separated by commas or blanks.
 ///
@@ -55,8 +56,7 @@ pub const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// The first program of this name in `PATH`.
 pub fn find_program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_else(|| PATH.into());
-    find_in(path, name, &[])
+    programs::find(name.as_ref()).ok()
 }
 
 /// The same, in this `PATH`, and not one of the files `not` (links to this program, which would call itself).
@@ -88,19 +88,16 @@ fn find_in_dir(
     name: &str,
     not: &[PathBuf],
 ) -> Option<PathBuf> {
-    let good = |path: &PathBuf| {
-        let path = dir.join(path);
-        let runs = path
-            .metadata()
-            .is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0);
-        runs && (not.is_empty() || path.canonicalize().is_ok_and(|path| !not.contains(&path)))
+    let check = |file: &Path| {
+        let file = dir.join(file);
+        programs::is_program(&file)?;
+        if not.is_empty() || !not.contains(&file.canonicalize()?) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::NotFound.into())
+        }
     };
-    if name.contains('/') {
-        return Some(PathBuf::from(name)).filter(good);
-    }
-    std::env::split_paths(&path)
-        .map(|dir| dir.join(name))
-        .find(good)
+    programs::search(name.as_ref(), std::env::split_paths(&path), check).ok()
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{Bed, config, has_gcc, long_text, until, worker};
@@ -498,7 +497,7 @@ fn limits_and_other_compilers_are_reasons() {
         place: "/nowhere".into(),
         ..config()
     };
-    let e = Worker::start(nowhere, Arc::new(())).err().unwrap();
+    let e = Worker::start(nowhere).err().unwrap();
     assert!(e.to_string().contains("/nowhere"), "{e}");
     let nobody = Endpoint {
         host: "127.0.0.1".into(),

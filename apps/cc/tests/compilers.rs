@@ -4,29 +4,16 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::{Bed, tls};
 use weft_cc::ipc::{Answer, JobAsk};
 use weft_cc::wire::Output;
-use weft_cc::worker::{Accept, Config, Events, Worker, sandbox};
+use weft_cc::worker::{Accept, Config, Worker, sandbox};
 use weft_cc::{Endpoint, find_program};
 
 const TEXT: &str = "struct s { int a; double b[9]; };\nint f(struct s *s, int n)\n{\n\tfor (int i = 0; i < n; i++)\n\t\ts->b[i % 9] *= s->a / 3.7;\n\treturn s->b[1] > 0;\n}\n";
 
-/// Counts compilers that came.
-#[derive(Default)]
-struct Came(AtomicU64);
-
-impl Events for Came {
-    fn compiler(&self, _: std::net::SocketAddr, _: u64) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-fn worker(accept: Option<&Path>) -> (Worker, Endpoint, Arc<Came>) {
-    let came = Arc::new(Came::default());
+fn worker(accept: Option<&Path>) -> (Worker, Endpoint) {
     let config = Config {
         slots: 2,
         size_limit: 64 << 20,
@@ -37,12 +24,12 @@ fn worker(accept: Option<&Path>) -> (Worker, Endpoint, Arc<Came>) {
         }),
         ..Config::new("127.0.0.1:0".parse().unwrap(), tls())
     };
-    let worker = Worker::start(config, Arc::clone(&came) as Arc<dyn Events>).unwrap();
+    let worker = Worker::start(config).unwrap();
     let endpoint = Endpoint {
         host: "127.0.0.1".into(),
         port: worker.local_addr().port(),
     };
-    (worker, endpoint, came)
+    (worker, endpoint)
 }
 
 /// The object that a worker makes with this driver, which it knows under this name; or why it is to be made here.
@@ -85,7 +72,7 @@ fn own(bed: &Bed, driver: &Path, args: &[&str]) -> Vec<u8> {
 }
 
 #[test]
-fn a_worker_without_the_compiler_takes_the_masters() {
+fn a_acceptswithout_the_compiler_takes_the_masters() {
     let Some(gcc) = find_program("gcc") else {
         return eprintln!("skipped: there is no gcc (Debian's package gcc)");
     };
@@ -97,32 +84,32 @@ fn a_worker_without_the_compiler_takes_the_masters() {
     let folder = tempfile::tempdir().unwrap();
     let args: &[&str] = &["-O2", "-g", "-c"];
     {
-        let (_without, at, came) = worker(None);
+        let (without, at) = worker(None);
         let why = object(&bed, &at, &gcc, "gcc-77", args).unwrap_err();
         assert!(why.contains("there is no `gcc-77` here"), "{why}");
-        assert_eq!(came.0.load(Ordering::SeqCst), 0);
+        assert_eq!(without.sent_compilers(), 0);
     }
-    let (worker_, at, came) = worker(Some(folder.path()));
+    let (accepts, at) = worker(Some(folder.path()));
     // A name that the worker does not know: twice, and the compiler comes once.
     for args in [args, &["-O2", "-fPIC", "-g1", "-c"], &["-S", "-pipe"]] {
         assert!(object(&bed, &at, &gcc, "gcc-77", args).unwrap() == own(&bed, &gcc, args));
     }
-    assert_eq!(came.0.load(Ordering::SeqCst), 1);
+    assert_eq!(accepts.sent_compilers(), 1);
     // One that the worker has is used in place.
     object(&bed, &at, &gcc, "gcc", args).unwrap();
     // A name for which the worker has another version.
     if let Some(old) = find_program("gcc-11") {
         let theirs = object(&bed, &at, &old, "gcc", args).unwrap();
         assert!(theirs == own(&bed, &old, args) && theirs != own(&bed, &gcc, args));
-        assert_eq!(came.0.load(Ordering::SeqCst), 2);
+        assert_eq!(accepts.sent_compilers(), 2);
     } else {
         eprintln!("not tried: another version (Debian's package gcc-11)");
     }
     // The next worker finds it in the folder.
-    drop(worker_);
-    let (_worker, at, came) = worker(Some(folder.path()));
+    drop(accepts);
+    let (again, at) = worker(Some(folder.path()));
     assert!(object(&bed, &at, &gcc, "gcc-77", args).unwrap() == own(&bed, &gcc, args));
-    assert_eq!(came.0.load(Ordering::SeqCst), 0);
+    assert_eq!(again.sent_compilers(), 0);
 }
 
 #[test]
@@ -137,7 +124,7 @@ fn a_compiler_that_is_a_script_is_not_sent() {
     std::fs::write(&script, "#!/bin/sh\nexec /usr/bin/gcc \"$@\"\n").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&script, mode).unwrap();
-    let (_worker, at, _) = worker(Some(&folder.path().join("kept")));
+    let (_worker, at) = worker(Some(&folder.path().join("kept")));
     let why = object(&bed, &at, &script, "gcc", &["-c"]).unwrap_err();
     assert!(
         why.contains("is another one") && why.contains("is a script"),
@@ -156,10 +143,7 @@ fn strangers_cannot_send_compilers() {
         }),
         ..Config::new("127.0.0.1:0".parse().unwrap(), tls())
     };
-    let why = Worker::start(config, Arc::new(()))
-        .err()
-        .unwrap()
-        .to_string();
+    let why = Worker::start(config).err().unwrap().to_string();
     assert!(why.contains("masters that are known"), "{why}");
 }
 
@@ -266,7 +250,7 @@ fn a_sent_compiler_finds_no_way_out() {
     }
     let bed = Bed::new(16 << 20);
     let folder = tempfile::tempdir().unwrap();
-    let (_worker, at, _) = worker(Some(folder.path()));
+    let (_worker, at) = worker(Some(folder.path()));
     let bystander = Bystander::new();
     let attacker = bystander.attacker("escape", 1);
     let report = object(&bed, &at, &attacker, "gcc-77", &["-c"]).unwrap();
@@ -287,7 +271,7 @@ fn random_calls_of_a_sent_compiler_change_nothing_outside() {
     }
     let bed = Bed::new(16 << 20);
     let folder = tempfile::tempdir().unwrap();
-    let (_worker, at, _) = worker(Some(folder.path()));
+    let (_worker, at) = worker(Some(folder.path()));
     for seed in [1, 77] {
         let bystander = Bystander::new();
         let attacker = bystander.attacker("fuzz", seed);
@@ -309,7 +293,7 @@ fn a_sent_compiler_has_a_share_of_the_machine() {
     }
     let bed = Bed::new(16 << 20);
     let folder = tempfile::tempdir().unwrap();
-    let (_worker, at, _) = worker(Some(folder.path()));
+    let (_worker, at) = worker(Some(folder.path()));
     for (attack, why) in [
         ("hoard", "files have more than"),
         ("hide", "files have more than"),

@@ -1,11 +1,9 @@
 //! Programs that take the place of this one, and the exit statuses of env(1) where they cannot.
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::{env, fs, io};
 
 use crate::failure::Failure;
 
@@ -47,29 +45,4 @@ pub fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
         }
     };
     fail(code, &failure)
-}
-
-/// The file of a program, as execvp(3) looks for it.
-pub fn find(name: &OsStr) -> io::Result<PathBuf> {
-    let executable = |file: PathBuf| {
-        let about = fs::metadata(&file)?;
-        if about.is_file() && about.mode() & 0o111 != 0 {
-            Ok(file)
-        } else {
-            Err(io::ErrorKind::PermissionDenied.into())
-        }
-    };
-    if name.as_bytes().contains(&b'/') {
-        return executable(name.into());
-    }
-    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    let mut error = io::Error::from(io::ErrorKind::NotFound);
-    for dir in env::split_paths(&path).filter(|_| !name.is_empty()) {
-        match executable(dir.join(name)) {
-            Ok(file) => return Ok(file),
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => error = e,
-            Err(_) => {}
-        }
-    }
-    Err(error)
 }

@@ -1,16 +1,6 @@
 //! Values of options, and what servers say and need.
 
-/// The transport of a connection, in words.
-pub fn carrier(transport: &str) -> &str {
-    match transport {
-        "local" => "shared memory",
-        "tcp" => "TCP",
-        "tls" => "TCP by TLS",
-        "plain-tcp" => "plain TCP",
-        "rnic" => "an RNIC",
-        other => other,
-    }
-}
+pub use weft_service::text::carrier;
 
 /// Parses a number of bytes above 0, the value of an option.
 pub fn size(text: &str) -> Result<u64, String> {

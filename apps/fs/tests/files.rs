@@ -31,7 +31,7 @@ fn config(quota: u64, keeps: bool) -> Config {
 }
 
 fn serve(quota: u64, keeps: bool) -> Server {
-    Server::start(config(quota, keeps), Arc::new(())).unwrap()
+    Server::start(config(quota, keeps)).unwrap()
 }
 
 fn client_of(port: u16, mode: LocalMode) -> Client {
@@ -299,13 +299,10 @@ fn the_quota_and_other_limits_hold() {
 
 #[test]
 fn clients_beyond_the_limit_are_told() {
-    let server = Server::start(
-        Config {
-            max_clients: 1,
-            ..config(1 << 20, true)
-        },
-        Arc::new(()),
-    )
+    let server = Server::start(Config {
+        max_clients: 1,
+        ..config(1 << 20, true)
+    })
     .unwrap();
     let first = client(&server, LocalMode::Off);
     let endpoint = first.endpoint().clone();
@@ -332,13 +329,10 @@ fn a_lost_server_is_an_error_and_a_new_one_is_another() {
     let ends = std::thread::spawn(move || drop(dying.accept().unwrap()));
     assert_eq!(errno(a.pread(&mut part, 0)), Errno::IO);
     ends.join().unwrap();
-    let server = Server::start(
-        Config {
-            bind: ([127, 0, 0, 1], port).into(),
-            ..config(1 << 20, true)
-        },
-        Arc::new(()),
-    )
+    let server = Server::start(Config {
+        bind: ([127, 0, 0, 1], port).into(),
+        ..config(1 << 20, true)
+    })
     .unwrap();
     assert_eq!(
         errno(a.pread(&mut part, 0)),
@@ -412,13 +406,10 @@ fn files_of_the_folder() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = pattern(2_500_000, 11);
     std::fs::write(dir.path().join("movie"), &bytes).unwrap();
-    let server = Server::start(
-        Config {
-            dir: Some(dir.path().into()),
-            ..config(8 << 20, false)
-        },
-        Arc::new(()),
-    )
+    let server = Server::start(Config {
+        dir: Some(dir.path().into()),
+        ..config(8 << 20, false)
+    })
     .unwrap();
     let port = server.local_addr().port();
     let client = client(&server, LocalMode::Off);
@@ -427,14 +418,11 @@ fn files_of_the_folder() {
     assert_eq!(errno(client.open(&name("movie"), new())), Errno::ROFS);
     // A changed file is another one for those who open it again, also when the connection was lost.
     drop(server);
-    let server = Server::start(
-        Config {
-            bind: ([127, 0, 0, 1], port).into(),
-            dir: Some(dir.path().into()),
-            ..config(8 << 20, false)
-        },
-        Arc::new(()),
-    )
+    let server = Server::start(Config {
+        bind: ([127, 0, 0, 1], port).into(),
+        dir: Some(dir.path().into()),
+        ..config(8 << 20, false)
+    })
     .unwrap();
     assert!(all(&file) == bytes, "the same file is opened again");
     drop(file);

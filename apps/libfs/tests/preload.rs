@@ -43,19 +43,16 @@ impl World {
         std::fs::write(offered.join("film"), pattern(1_300_000, 5)).unwrap();
         let identity = Identity::generate().unwrap();
         let fingerprint = identity.public_key().fingerprint().to_string();
-        let server = Server::start(
-            Config {
-                bind: "127.0.0.1:0".parse().unwrap(),
-                dir: Some(offered),
-                quota,
-                keeps,
-                max_clients: 64,
-                tls: Tls::new(identity).unwrap(),
-                admit: Arc::new(|_| false),
-                open: false,
-            },
-            Arc::new(()),
-        )
+        let server = Server::start(Config {
+            bind: "127.0.0.1:0".parse().unwrap(),
+            dir: Some(offered),
+            quota,
+            keeps,
+            max_clients: 64,
+            tls: Tls::new(identity).unwrap(),
+            admit: Arc::new(|_| false),
+            open: false,
+        })
         .unwrap();
         Self {
             server,

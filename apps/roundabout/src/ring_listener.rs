@@ -14,7 +14,7 @@ use weft_service::{Admission, Entry, Permit};
 use weft_session::acceptor::{STRANGER, judge};
 use weft_verbs::cm::{self, ConnParam, ConnectError, LinkOptions};
 use weft_verbs::tls::{PublicKey, Tls};
-use weft_verbs::{Device, LocalMode};
+use weft_verbs::{Device, LocalMode, settings};
 
 use crate::kept::Kept;
 use crate::link::{In, Out, Ring};
@@ -192,8 +192,7 @@ fn param(security: &Security, private_data: Vec<u8>, timeout: Duration) -> ConnP
 
 /// Whether the environment turns TLS on and names the peers.
 fn named_peers() -> bool {
-    weft_verbs::settings::TLS.is("on") == Ok(true)
-        && std::env::var_os("WEFT_TLS_PEERS").is_some_and(|file| !file.is_empty())
+    settings::TLS.is("on") == Ok(true) && settings::TLS_PEERS.path().is_some()
 }
 
 fn our_user() -> u32 {

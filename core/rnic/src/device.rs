@@ -276,7 +276,7 @@ impl DeviceBuilder {
             limits: self.limits,
             table: Table::new(self.limits.max_mr as usize),
             local,
-            local_dir: std::env::var_os("WEFT_LOCAL_DIR").map(PathBuf::from),
+            local_dir: settings::LOCAL_DIR.path(),
             neighbours: Neighbours::default(),
             tls,
             engine,

@@ -7,7 +7,6 @@
 //! | `WEFT_TLS_PEERS` | file with the accepted keys, one public key or fingerprint a line; without it, any |
 
 use std::collections::HashSet;
-use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use weft_service::trust::{self, Guard};
@@ -16,13 +15,9 @@ use weft_tls::{Fingerprint, Identity, PublicKey, Tls};
 
 use crate::types::Error;
 
-fn set(name: &str) -> Option<OsString> {
-    std::env::var_os(name).filter(|value| !value.is_empty())
-}
-
 /// Whether the environment turns TLS on or off.
 pub(crate) fn is_set() -> bool {
-    set("WEFT_TLS").is_some()
+    settings::TLS.read() != Ok(None)
 }
 
 /// A key that is nowhere else, and any peer.
@@ -36,16 +31,16 @@ pub(crate) fn from_env() -> Result<Option<Tls>, Error> {
     let tls = settings::TLS.read()?;
     from(
         tls.as_deref(),
-        set("WEFT_TLS_KEY").as_deref(),
-        set("WEFT_TLS_PEERS").as_deref(),
+        settings::TLS_KEY.path().as_deref(),
+        settings::TLS_PEERS.path().as_deref(),
     )
     .map_err(Error::Setting)
 }
 
 fn from(
     tls: Option<&str>,
-    key: Option<&OsStr>,
-    peers: Option<&OsStr>,
+    key: Option<&Path>,
+    peers: Option<&Path>,
 ) -> Result<Option<Tls>, String> {
     match tls {
         Some("on") => {}
@@ -58,9 +53,9 @@ fn from(
     }
     let tls = match key {
         Some(path) => {
-            let text = read("WEFT_TLS_KEY", Path::new(path), Guard::Secret)?;
+            let text = read("WEFT_TLS_KEY", path, Guard::Secret)?;
             let identity = Identity::from_pkcs8_pem(&String::from_utf8_lossy(&text))
-                .map_err(|e| format!("WEFT_TLS_KEY: {}: {e}", Path::new(path).display()))?;
+                .map_err(|e| format!("WEFT_TLS_KEY: {}: {e}", path.display()))?;
             Tls::new(identity).map_err(|e| e.to_string())?
         }
         None => ephemeral()?,
@@ -68,8 +63,8 @@ fn from(
     let Some(path) = peers else {
         return Ok(Some(tls));
     };
-    let known = fingerprints(&read("WEFT_TLS_PEERS", Path::new(path), Guard::Public)?)
-        .map_err(|e| format!("WEFT_TLS_PEERS: {}: {e}", Path::new(path).display()))?;
+    let known = fingerprints(&read("WEFT_TLS_PEERS", path, Guard::Public)?)
+        .map_err(|e| format!("WEFT_TLS_PEERS: {}: {e}", path.display()))?;
     let allow = move |key: &PublicKey| known.contains(&key.fingerprint());
     tls.allow(allow).map(Some).map_err(|e| e.to_string())
 }
@@ -116,8 +111,8 @@ mod tests {
             file.write_all(text.as_bytes()).unwrap();
             File(path)
         }
-        fn name(&self) -> &OsStr {
-            self.0.as_os_str()
+        fn name(&self) -> &Path {
+            &self.0
         }
     }
 
@@ -151,7 +146,7 @@ mod tests {
         );
         let none = File::new("", 0o600);
         assert!(from(on(), Some(none.name()), None).is_err());
-        assert!(from(on(), Some(OsStr::new("/nowhere")), None).is_err());
+        assert!(from(on(), Some(Path::new("/nowhere")), None).is_err());
 
         let print = Identity::generate().unwrap().public_key().fingerprint();
         let list = format!("# peers\n\n{} alice\n{print} bob\n", identity.public_key());

@@ -2,7 +2,7 @@
 //!
 //! All calls of the kernel are here: readiness ([`Epoll`], [`EventFd`], [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), the identity of
 //! their peers ([`diag`]), vectored I/O on raw memory ([`raw`]), page mappings ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`liveness`]),
-//! objects that a forked child must create again ([`PerProcess`]), network interfaces ([`tun`]), and the machine's limits ([`limits`], [`cpu`]).
+//! objects that a forked child must create again ([`PerProcess`]), network interfaces ([`interfaces`], [`tun`]), and the machine's limits ([`limits`], [`cpu`]).
 //! Preload libraries find the functions behind theirs by [`mod@next`]. [`settings`] reads the variables of the environment.
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
@@ -20,6 +20,7 @@ pub mod diag;
 mod epoll;
 mod eventfd;
 mod fork;
+pub mod interfaces;
 pub mod limits;
 pub mod liveness;
 pub mod map;
@@ -45,7 +46,7 @@ pub use fork::PerProcess;
 pub use poll::poll_fds;
 pub use raw::{preadv_raw, pwritev_raw, read_raw, recv_raw, send_file, send_raw, write_raw};
 
-pub use cpu::{cpu_count, rusage_self, rusage_thread};
+pub use cpu::{cpu_count, cpu_pressure, rusage_self, rusage_thread};
 
 use rustix::event::Timespec;
 use std::time::Duration;

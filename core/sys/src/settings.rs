@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 
 /// A variable, and the values that it accepts.
 #[derive(Debug)]
@@ -73,6 +74,29 @@ pub const RUN_HOSTS: Setting = setting("WEFT_RUN_HOSTS", Accepts::One(&["auto", 
 /// `weft run`: whether to report at the end.
 pub const RUN_EXPLAIN: Setting = setting("WEFT_RUN_EXPLAIN", Accepts::One(&["0", "1"]));
 
+/// A variable that names a file or a folder.
+#[derive(Debug)]
+pub struct FileSetting(pub &'static str);
+
+impl FileSetting {
+    /// The file.
+    pub fn path(&self) -> Option<PathBuf> {
+        let value = std::env::var_os(self.0)?;
+        (!value.is_empty()).then(|| value.into())
+    }
+}
+
+/// The folder in which containers of one host find each other.
+pub const LOCAL_DIR: FileSetting = FileSetting("WEFT_LOCAL_DIR");
+/// Our private key.
+pub const TLS_KEY: FileSetting = FileSetting("WEFT_TLS_KEY");
+/// The keys of the peers that are accepted.
+pub const TLS_PEERS: FileSetting = FileSetting("WEFT_TLS_PEERS");
+/// A script of faults.
+pub const FAULTS: FileSetting = FileSetting("WEFT_FAULTS");
+
+/// Files of programs on weft.
+pub const FILES: [&FileSetting; 4] = [&LOCAL_DIR, &TLS_KEY, &TLS_PEERS, &FAULTS];
 /// Those of programs on the drop-in libraries.
 pub const OF_VERBS: [&Setting; 7] = [&LOCAL, &TLS, &STAT, &LOG, &DEVICES, &CRC, &PEER_DEATH];
 /// Those of MPI's provider.
@@ -201,6 +225,21 @@ pub fn wrong(settings: &[&Setting]) -> Vec<Wrong> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_manual_has_every_setting_of_verbs_and_mpi() {
+        let page = |name: &str| {
+            let file = format!("{}/../../docs/{name}", env!("CARGO_MANIFEST_DIR"));
+            std::fs::read_to_string(file).unwrap()
+        };
+        let rows = [page("verbs.md"), page("mpi.md"), page("tls.md")].concat();
+        let rows: Vec<_> = rows.lines().filter(|line| line.starts_with('|')).collect();
+        let settings = OF_VERBS.iter().chain(&OF_FI).map(|setting| setting.name);
+        for name in settings.chain(FILES.map(|file| file.0)) {
+            let name = format!("`{name}`");
+            assert!(rows.iter().any(|row| row.contains(&name)), "{name}");
+        }
+    }
 
     #[test]
     fn an_error_names_the_variable_its_value_and_the_accepted_ones() {

@@ -6,6 +6,11 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::thread::futex::{self, Flags, Timespec};
 
+/// The end of a time limit that starts now. `None`: no limit, or one beyond the range of the clock.
+pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
+    limit.and_then(|limit| Instant::now().checked_add(limit))
+}
+
 /// The longest single sleep. The kernel does not restart a sleep with a time limit after a signal handler, even under `SA_RESTART`. With this limit
 /// all waits behave alike, as `poll(2)` does.
 const LONGEST: Duration = Duration::from_hours(1);

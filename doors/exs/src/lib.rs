@@ -47,6 +47,7 @@ mod error;
 mod event;
 mod file;
 pub mod futures;
+mod late;
 mod listener;
 pub mod machine;
 mod memory;

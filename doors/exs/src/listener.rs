@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
 use weft_sockets::lock::lock;
@@ -12,14 +12,24 @@ use weft_verbs::cm::{ConnParam, Incoming, Listening};
 
 use crate::driver::{Conn, Slot, Target, agree};
 use crate::event::{Event, EventKind};
-use crate::socket::{Inner, param};
-use crate::{Error, Options, Ready, Socket};
+use crate::{Context, Error, Kind, Options, Ready, Socket};
+
+/// The socket that listens.
+pub(crate) struct Parent {
+    pub(crate) context: Context,
+    pub(crate) kind: Kind,
+    pub(crate) signal: Arc<Signal>,
+    pub(crate) options: Options,
+    /// Makes the socket of a connection, with its options and its signal.
+    pub(crate) accepted: Accepted,
+}
+
+type Accepted = Box<dyn Fn(Options, Arc<Signal>, Arc<Conn>) -> Socket + Send + Sync>;
 
 pub(crate) struct Listener {
     addr: OnceLock<SocketAddr>,
     listening: Mutex<Option<Listening>>,
-    options: Options,
-    socket: Weak<Inner>,
+    parent: Parent,
     backlog: usize,
     state: Mutex<Waiting>,
 }
@@ -38,25 +48,23 @@ struct Waiting {
 
 impl Listener {
     pub(crate) fn new(
-        socket: &Arc<Inner>,
+        parent: Parent,
         addr: SocketAddr,
         backlog: u32,
-        options: Options,
     ) -> Result<Arc<Listener>, Errno> {
         let listener = Arc::new(Listener {
             addr: OnceLock::new(),
             listening: Mutex::new(None),
-            socket: Arc::downgrade(socket),
+            parent,
             backlog: backlog as usize,
             state: Mutex::default(),
-            options,
         });
         let link = ConnParam {
-            options: listener.options.link(),
+            options: listener.parent.options.link(),
             ..ConnParam::default()
         };
         let weak = Arc::downgrade(&listener);
-        let device = socket.context.device();
+        let device = listener.parent.context.device();
         let listening = device
             .listen(addr, backlog, &link, move |incoming| {
                 if let Some(listener) = weak.upgrade() {
@@ -76,10 +84,11 @@ impl Listener {
             .unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)))
     }
 
+    fn fd(&self) -> i32 {
+        self.parent.signal.as_fd().as_raw_fd()
+    }
+
     fn arrived(&self, incoming: Incoming) {
-        let Some(socket) = self.socket.upgrade() else {
-            return;
-        };
         {
             let mut state = lock(&self.state);
             if state.closed
@@ -90,7 +99,7 @@ impl Listener {
             }
             state.making += 1;
         }
-        let made = self.take(&socket, incoming);
+        let made = self.take(incoming);
         let told = {
             let mut state = lock(&self.state);
             state.making -= 1;
@@ -109,17 +118,15 @@ impl Listener {
 
     /// Keep the descriptor readable while connections wait.
     fn show(&self, state: &Waiting) {
-        if let Some(socket) = self.socket.upgrade() {
-            if state.ready.len() > state.accepts.len() {
-                socket.signal.raise();
-            } else {
-                socket.signal.clear();
-            }
+        if state.ready.len() > state.accepts.len() {
+            self.parent.signal.raise();
+        } else {
+            self.parent.signal.clear();
         }
     }
 
     fn tell_pollers(&self, pollers: Vec<(Target, u64)>) {
-        let fd = self.socket.upgrade().map_or(-1, |socket| socket.fd());
+        let fd = self.fd();
         for (target, token) in pollers {
             let mut event = Event::new(EventKind::Poll, token, fd, Ok(0));
             event.ready = Ready::IN;
@@ -140,7 +147,7 @@ impl Listener {
 
     /// Match waiting connections with accepts.
     fn match_up(&self) {
-        let fd = self.socket.upgrade().map_or(-1, |socket| socket.fd());
+        let fd = self.fd();
         loop {
             let (accepted, target, token) = {
                 let mut state = lock(&self.state);
@@ -162,13 +169,19 @@ impl Listener {
     }
 
     /// Set up the connection; `None` when the peer does not fit or has gone, or resources are short.
-    fn take(&self, listener: &Inner, incoming: Incoming) -> Option<Socket> {
+    fn take(&self, incoming: Incoming) -> Option<Socket> {
+        let Parent {
+            context,
+            kind,
+            options,
+            accepted,
+            ..
+        } = &self.parent;
         let make = || -> Result<_, Error> {
             let signal = Arc::new(Signal::new()?);
             let fd = signal.as_fd().as_raw_fd();
-            let (context, kind) = (&listener.context, listener.kind);
             Ok((
-                Conn::prepare(context, kind, &self.options, Arc::clone(&signal), fd)?,
+                Conn::prepare(context, *kind, options, Arc::clone(&signal), fd)?,
                 signal,
             ))
         };
@@ -184,19 +197,13 @@ impl Listener {
             let _ = incoming.reject(&setup.hello.emit());
             return None;
         }
-        let param = param(&self.options, &setup);
-        let accepted = incoming.accept(setup.conn.qp(), &param);
-        if let Err(error) = accepted {
+        let param = setup.param(options);
+        if let Err(error) = incoming.accept(setup.conn.qp(), &param) {
             tracing::debug!(%error, "a peer went away before it was accepted");
             return None;
         }
         setup.conn.established(&setup.hello, &private_data).ok()?;
-        Some(Socket::accepted(
-            listener,
-            self.options.clone(),
-            signal,
-            setup.conn,
-        ))
+        Some(accepted(options.clone(), signal, setup.conn))
     }
 
     pub(crate) fn poll(&self, wanted: Ready, target: Target, token: u64) {
@@ -238,7 +245,7 @@ impl Listener {
     }
 
     fn end(&self, accepts: Vec<(Target, u64)>, pollers: Vec<(Target, u64)>, errno: Errno) {
-        let fd = self.socket.upgrade().map_or(-1, |socket| socket.fd());
+        let fd = self.fd();
         let all = accepts.into_iter().map(|a| (EventKind::Accept, a));
         for (kind, (target, token)) in all.chain(pollers.into_iter().map(|p| (EventKind::Poll, p)))
         {

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use weft_sockets::lock::lock;
 use weft_verbs::Signal;
 
-use crate::bell::Bell;
-use crate::driver::{Conn, Late};
+use crate::bell::{Bell, deadline};
+use crate::late::Late;
 use crate::{Context, Event};
 
 /// The maximum depth of a queue.
@@ -34,6 +34,30 @@ pub enum Wait {
     BusyPoll,
 }
 
+/// A connection that has operations in a queue. Threads that wait at the queue drive it.
+pub(crate) trait Member: Send + Sync {
+    /// Poll the connection and make all possible progress.
+    fn drive(&self);
+
+    /// Make all progress that the engine left to do. The thread that drives the queue pair stays the same.
+    fn settle(&self);
+
+    /// The program stops driving the connection for a while: the engine drives it.
+    fn leave(&self);
+
+    /// The epoch for a wait, see [`weft_verbs::Cq::epoch`].
+    fn epoch(&self) -> u32;
+
+    /// True if the connection can wake a thread that sleeps in [`Member::watch`].
+    fn can_watch(&self) -> bool;
+
+    /// Sleep until there may be something to do; true when a signal handler ended the sleep.
+    fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) -> bool;
+
+    /// Wake the threads that sleep here.
+    fn interrupt(&self);
+}
+
 /// A queue of events. Clones are handles of the same queue.
 #[derive(Clone)]
 pub struct Queue(pub(crate) Arc<QueueInner>);
@@ -49,10 +73,10 @@ pub(crate) struct QueueInner {
     wait: AtomicU8,
     deleted: AtomicBool,
     /// Connections that have had operations here.
-    members: Mutex<Vec<Weak<Conn>>>,
+    members: Mutex<Vec<Weak<dyn Member>>>,
     /// Threads in a wait, and the connections on which some of them sleep, to wake them there.
     waiters: AtomicUsize,
-    asleep: Mutex<Vec<Weak<Conn>>>,
+    asleep: Mutex<Vec<Weak<dyn Member>>>,
     bell: Bell,
     signal: Signal,
     signals: AtomicBool,
@@ -119,12 +143,12 @@ impl Queue {
             q.drive();
         }
         let mut interrupted = false;
-        let (mut taken, mut deadline) = (0, None);
+        let (mut taken, mut until) = (0, None);
         loop {
             let wanted = at_least.saturating_sub(taken);
             if q.len.load(Ordering::Acquire) < wanted {
                 // A deadline beyond the range of the clock means no limit.
-                let end = *deadline.get_or_insert_with(|| crate::driver::deadline(timeout));
+                let end = *until.get_or_insert_with(|| deadline(timeout));
                 interrupted = q.wait_for(wanted, end);
             }
             if q.deleted.load(Ordering::SeqCst) {
@@ -140,7 +164,7 @@ impl Queue {
                 break;
             }
             // The time is up, or another thread took the events.
-            if deadline.flatten().is_some_and(|end| end <= Instant::now()) {
+            if until.flatten().is_some_and(|end| end <= Instant::now()) {
                 break;
             }
         }
@@ -292,16 +316,14 @@ impl QueueInner {
     #[cold]
     fn unheard(&self, token: u64) -> Option<Late> {
         let hears = Arc::clone(self.unheard.get()?);
-        Some(Late::other(move || hears(token)))
+        Some(Late::new(move || hears(token)))
     }
 
     /// Register a connection that now has an operation in this queue.
-    pub(crate) fn join(&self, conn: &Arc<Conn>) {
+    pub(crate) fn join(&self, conn: &Arc<dyn Member>) {
         let mut members = lock(&self.members);
-        if !members
-            .iter()
-            .any(|m| std::ptr::eq(m.as_ptr(), &raw const **conn))
-        {
+        let here = Arc::as_ptr(conn);
+        if !members.iter().any(|m| std::ptr::addr_eq(m.as_ptr(), here)) {
             members.retain(|m| m.strong_count() > 0);
             members.push(Arc::downgrade(conn));
             drop(members);
@@ -334,7 +356,7 @@ impl QueueInner {
         n
     }
 
-    fn members(&self) -> Vec<Arc<Conn>> {
+    fn members(&self) -> Vec<Arc<dyn Member>> {
         lock(&self.members)
             .iter()
             .filter_map(Weak::upgrade)
@@ -342,7 +364,7 @@ impl QueueInner {
     }
 
     /// The connection, if there is exactly one.
-    fn only_member(&self) -> Option<Arc<Conn>> {
+    fn only_member(&self) -> Option<Arc<dyn Member>> {
         match lock(&self.members).as_slice() {
             [one] => one.upgrade(),
             _ => None,
@@ -397,7 +419,10 @@ impl QueueInner {
                 }
                 let mut asleep = lock(&self.asleep);
                 let here = Arc::as_ptr(&conn);
-                if let Some(at) = asleep.iter().position(|c| std::ptr::eq(c.as_ptr(), here)) {
+                if let Some(at) = asleep
+                    .iter()
+                    .position(|c| std::ptr::addr_eq(c.as_ptr(), here))
+                {
                     asleep.swap_remove(at);
                 }
                 drop(asleep);

@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use weft_sockets::lock::lock;
-use weft_verbs::cm::{ConnParam, ConnectError};
+use weft_verbs::cm::ConnectError;
 use weft_verbs::{Path, Signal};
 use weft_wire::exs::Hello;
 
-use crate::driver::{Conn, Setup, Target, agree, deadline, file_end};
+use crate::bell::deadline;
+use crate::driver::{Conn, Target, agree, file_end};
 use crate::event::{Event, EventKind};
 use crate::file::Outcome;
-use crate::listener::Listener;
+use crate::listener::{Listener, Parent};
 use crate::machine::Stats;
 use crate::plain::{EndDone, Plain, PlainOp};
 use crate::{Context, Error, Kind, Memory, Options, Piece, Ready, RecvFlags, Sink};
@@ -121,14 +122,6 @@ impl Drop for Inner {
     }
 }
 
-pub(crate) fn param(options: &Options, setup: &Setup) -> ConnParam {
-    ConnParam {
-        private_data: setup.hello.emit().to_vec(),
-        options: options.link(),
-        ..ConnParam::default()
-    }
-}
-
 /// The reason why a connect failed. A listener of another type includes its own type in the rejection.
 fn refusal(hello: &Hello, error: &ConnectError) -> Errno {
     if let ConnectError::Rejected { private_data } = error
@@ -220,13 +213,12 @@ impl Socket {
     }
 
     /// A connected socket of a listener.
-    pub(crate) fn accepted(
-        listener: &Inner,
+    fn accepted(
+        (context, kind, ipv6): (&Context, Kind, bool),
         options: Options,
         signal: Arc<Signal>,
         conn: Arc<Conn>,
     ) -> Socket {
-        let (context, kind, ipv6) = (&listener.context, listener.kind, listener.ipv6);
         let mut inner = Inner::new(context, kind, ipv6, signal, State::Connected);
         inner.limit(&options);
         inner.options = Mutex::new(options);
@@ -310,7 +302,17 @@ impl Socket {
         };
         // No other socket can take the address in between: the kernel does not assign an address that a listener uses.
         drop(kept);
-        let listener = Listener::new(&self.0, addr, backlog.max(1), self.options())?;
+        let (context, kind, ipv6) = (self.0.context.clone(), self.0.kind, self.0.ipv6);
+        let parent = Parent {
+            context: context.clone(),
+            kind,
+            signal: Arc::clone(&self.0.signal),
+            options: self.options(),
+            accepted: Box::new(move |options, signal, conn| {
+                Socket::accepted((&context, kind, ipv6), options, signal, conn)
+            }),
+        };
+        let listener = Listener::new(parent, addr, backlog.max(1))?;
         *state = State::Listening(listener);
         Ok(())
     }
@@ -398,7 +400,7 @@ impl Socket {
                 return Err(errno);
             }
         };
-        let param = param(&options, &setup);
+        let param = setup.param(&options);
         let conn = Arc::clone(&setup.conn);
         let weak = Arc::downgrade(inner);
         let fd = inner.fd();

@@ -312,48 +312,17 @@ pub(crate) fn usual_address() -> SocketAddr {
     if let Ok(Some(ip)) = settings::FI_ADDR.parse::<IpAddr>() {
         return SocketAddr::from((ip, 0));
     }
-    let mut found = None;
-    let mut list = std::ptr::null_mut();
-    // SAFETY: a place for the list.
-    if unsafe { libc::getifaddrs(&raw mut list) } == 0 {
-        let mut next = list;
-        // SAFETY: the kernel's list, until it is freed.
-        while let Some(entry) = unsafe { next.as_ref() } {
-            next = entry.ifa_next;
-            let up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
-            let loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
-            if !up || loopback || entry.ifa_addr.is_null() {
-                continue;
-            }
-            // SAFETY: every address begins with its family.
-            let family = c_int::from(unsafe { (*entry.ifa_addr).sa_family });
-            let ip = match family {
-                libc::AF_INET => {
-                    // SAFETY: an address of this family.
-                    let addr =
-                        unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
-                    IpAddr::from(addr.sin_addr.s_addr.to_ne_bytes())
-                }
-                libc::AF_INET6 => {
-                    // SAFETY: as above.
-                    let addr =
-                        unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
-                    IpAddr::from(addr.sin6_addr.s6_addr)
-                }
-                _ => continue,
-            };
-            let far = match ip {
-                IpAddr::V4(ip) => !ip.is_link_local(),
-                IpAddr::V6(ip) => !ip.is_unicast_link_local(),
-            };
-            if far
-                && (found.is_none() || (found.is_some_and(|f: IpAddr| f.is_ipv6()) && ip.is_ipv4()))
-            {
-                found = Some(ip);
-            }
-        }
-        // SAFETY: it is not used any more.
-        unsafe { libc::freeifaddrs(list) };
-    }
+    let is_far = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    };
+    let all = weft_sys::interfaces::addresses().unwrap_or_default();
+    let found = all
+        .into_iter()
+        .filter(|address| address.is_up() && !address.is_loopback())
+        .map(|address| address.ip)
+        .filter(is_far)
+        // The first one of the preferred family.
+        .min_by_key(IpAddr::is_ipv6);
     SocketAddr::from((found.unwrap_or(Ipv4Addr::LOCALHOST.into()), 0))
 }

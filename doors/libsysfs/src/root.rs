@@ -6,8 +6,7 @@
 //!
 //! # Safety
 //!
-//! The loader's functions are called with C strings, and the function of libibverbs with the type that it has there. Addresses of this host are read from
-//! the C library's list while it lives.
+//! The loader's functions are called with C strings, and the function of libibverbs with the type that it has there.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -15,12 +14,15 @@ use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int};
 use std::fs::{self, Permissions};
 use std::hash::Hasher;
 use std::io::{self, Write as _};
+use std::net::IpAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use weft_sys::interfaces::InterfaceAddress;
 
 /// Names the folder; the name ends with `-PID-START` of the process that removes it.
 const SETTING: &str = "WEFT_SYSFS";
@@ -290,8 +292,9 @@ fn name(library: &Path) -> io::Result<String> {
     if let Ok(about) = fs::metadata("/proc/self/ns/net") {
         hasher.write_u64(about.ino());
     }
-    for address in addresses() {
-        hasher.write(&address);
+    for (interface, address) in addresses() {
+        hasher.write(interface.as_bytes_with_nul());
+        hasher.write(address.to_string().as_bytes());
         hasher.write_u8(0);
     }
     let real = |folder| fs::read_dir(folder).into_iter().flatten().flatten();
@@ -306,42 +309,12 @@ fn name(library: &Path) -> io::Result<String> {
 }
 
 /// The addresses of the interfaces that are up, with their interfaces.
-fn addresses() -> BTreeSet<Vec<u8>> {
-    let mut all = BTreeSet::new();
-    let mut list = null_mut();
-    // SAFETY: a place for one pointer.
-    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return all;
-    }
-    let mut next: *mut libc::ifaddrs = list;
-    while !next.is_null() {
-        // SAFETY: a member of the list, which lives until it is freed below.
-        let entry = unsafe { &*next };
-        next = entry.ifa_next;
-        if entry.ifa_flags & libc::IFF_UP as u32 == 0 || entry.ifa_addr.is_null() {
-            continue;
-        }
-        // SAFETY: every address begins with its family.
-        let address = match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
-            libc::AF_INET => {
-                // SAFETY: of this family, which is longer than that.
-                let bytes = unsafe { entry.ifa_addr.cast::<[u8; 8]>().read() };
-                bytes[4..].to_vec()
-            }
-            libc::AF_INET6 => {
-                // SAFETY: as above.
-                let bytes = unsafe { entry.ifa_addr.cast::<[u8; 24]>().read() };
-                bytes[8..].to_vec()
-            }
-            _ => continue,
-        };
-        // SAFETY: a name that the system wrote.
-        let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_bytes();
-        all.insert([name, b"=", &address].concat());
-    }
-    // SAFETY: what `getifaddrs` gave, once.
-    unsafe { libc::freeifaddrs(list) };
-    all
+fn addresses() -> BTreeSet<(CString, IpAddr)> {
+    let all = weft_sys::interfaces::addresses().unwrap_or_default();
+    all.into_iter()
+        .filter(InterfaceAddress::is_up)
+        .map(|address| (address.name, address.ip))
+        .collect()
 }
 
 /// The process that removes the folder is this one: `WEFT_SYSFS` ends with its number and when it started.

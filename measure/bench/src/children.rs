@@ -9,6 +9,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use weft_report::programs;
 
 /// A process that does not outlive its handle.
 pub struct Running(pub Child);
@@ -132,18 +133,16 @@ pub fn this_program() -> Result<PathBuf> {
 
 /// The program `weft`, which brings its libraries, servers and subcommands.
 pub fn weft() -> Result<PathBuf> {
-    weft_report::programs::find("weft").ok_or_else(|| {
+    programs::of_weft("weft").ok_or_else(|| {
         BenchError::Usage("weft is neither beside this program nor on PATH".to_owned())
     })
 }
 
 /// The file of a program: on the path, or where Debian keeps servers.
 pub fn find(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::env::split_paths(&path);
     let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
-    let mut files = places.chain(more).map(|dir| dir.join(name));
-    files.find(|file| file.is_file())
+    let folders = programs::on_path().into_iter().chain(more);
+    programs::search(name.as_ref(), folders, programs::is_program).ok()
 }
 
 /// A port without a listener at the moment. It will most likely still be free when the program that gets it binds it.

@@ -155,7 +155,7 @@ impl World {
             admit: Arc::new(|_| false),
             open: true,
         };
-        let server = Server::start(config, Arc::new(())).map_err(BenchError::system("a server"))?;
+        let server = Server::start(config).map_err(BenchError::system("a server"))?;
         let scratch = PathBuf::from(format!("/dev/shm/weft-bench-fs-{}", std::process::id()));
         fs::create_dir_all(&scratch).map_err(BenchError::system("a folder in /dev/shm"))?;
         Ok(Self {

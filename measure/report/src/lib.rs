@@ -10,7 +10,6 @@ mod html;
 pub mod manual;
 pub mod named;
 mod plot;
-pub mod programs;
 pub mod record;
 pub mod size;
 pub mod stats;
@@ -20,6 +19,7 @@ pub mod terminal;
 pub use bars::{Bars, Mark};
 pub use plot::{Axis, Plot, Series, Stroke};
 pub use table::{Column, Table};
+pub use weft_service::programs;
 
 /// A piece of a [`Section`].
 #[derive(Clone, Debug)]
@@ -218,15 +218,10 @@ const CROWDED: f64 = 10.0;
 
 /// A notice for measurements that begin now, if other work keeps the processors busy; `None` also where the kernel does not say.
 pub fn crowding() -> Option<String> {
-    crowding_of(&std::fs::read_to_string("/proc/pressure/cpu").ok()?)
+    crowding_of(weft_sys::cpu_pressure()?)
 }
 
-/// The same, of the text in which the kernel says so.
-fn crowding_of(pressure: &str) -> Option<String> {
-    let word = pressure
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix("avg10="))?;
-    let waited: f64 = word.parse().ok()?;
+fn crowding_of(waited: f64) -> Option<String> {
     (waited >= CROWDED).then(|| {
         format!(
             "other work decides the figures: in {waited:.0} % of the last ten seconds something waited for one of the {} processors",
@@ -273,15 +268,10 @@ mod tests {
 
     #[test]
     fn a_crowd_is_reported_where_it_decides() {
-        let text = |avg10: &str| {
-            format!("some avg10={avg10} avg60=66.00 avg300=71.86 total=5\nfull avg10=90.00")
-        };
-        let notice = crowding_of(&text("49.13")).unwrap();
+        let notice = crowding_of(49.13).unwrap();
         assert!(notice.contains("in 49 %"), "{notice}");
-        assert!(crowding_of(&text("10.00")).is_some());
-        for quiet in [text("9.99"), text("x"), String::new()] {
-            assert_eq!(crowding_of(&quiet), None);
-        }
+        assert!(crowding_of(10.0).is_some());
+        assert_eq!(crowding_of(9.99), None);
     }
 
     fn report() -> Report {

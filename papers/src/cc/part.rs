@@ -52,7 +52,7 @@ pub(crate) fn part(args: &CcPartArgs) -> Result<()> {
                     stand_in: stand_in.clone(),
                     ..Config::new(([127, 0, 0, 1], 0).into(), tls()?)
                 };
-                let worker = Worker::start(config, Arc::new(()));
+                let worker = Worker::start(config);
                 workers.push(worker.map_err(BenchError::system("start a worker"))?);
             }
             let ports = workers

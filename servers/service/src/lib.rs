@@ -1,9 +1,10 @@
 //! What the servers of the tree and their clients share: who may keep a server busy before anything is proved, how text of peers is shown,
-//! which files of keys are believed, how servers are named, and how sizes are written.
+//! which files of keys are believed, how servers are named, how sizes are written, and where programs are.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 pub mod endpoint;
+pub mod programs;
 pub mod size;
 pub mod text;
 pub mod trust;

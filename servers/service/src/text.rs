@@ -70,6 +70,18 @@ fn colour(text: &[u8]) -> usize {
     if ends { len + 3 } else { 0 }
 }
 
+/// The transport of a connection, in words.
+pub fn carrier(transport: &str) -> &str {
+    match transport {
+        "local" => "shared memory",
+        "tcp" => "TCP",
+        "tls" => "TCP by TLS",
+        "plain-tcp" => "plain TCP",
+        "rnic" => "an RNIC",
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use weft_service::text::carrier;
 use weft_service::{Admission, Entry, Permit, lock};
 use weft_verbs::tls::{PublicKey, Tls};
 use weft_verbs::{Device, cm};
@@ -59,8 +60,6 @@ pub trait Server: Send + Sync + 'static {
     /// Why it was not served.
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String>;
 
-    fn refused(&self, peer: SocketAddr, why: &str);
-
     /// Called again and again, a few times a second.
     fn tick(&self) {}
 }
@@ -108,7 +107,7 @@ impl Acceptor {
     }
 
     /// Accepts a request, with `value` in our hello, and gives its peer a place. A stranger that its transport does not show to be of our user gets `refusal`
-    /// instead. Returns the name of the transport too.
+    /// instead.
     ///
     /// # Errors
     /// Why it is not served.
@@ -119,7 +118,8 @@ impl Acceptor {
         (request, entry): (cm::Request, Entry),
         value: u16,
         refusal: &[u8],
-    ) -> Result<(MessageChannel, Permit, &'static str), String> {
+    ) -> Result<(MessageChannel, Permit), String> {
+        let peer = request.peer_addr();
         let (prepared, qp) = Prepared::new(device, self.protocol).map_err(|e| e.to_string())?;
         let hello = self.protocol.hello(Status::Ok, value);
         let param = self.protocol.param(tls.clone(), hello);
@@ -127,7 +127,8 @@ impl Acceptor {
         let transport = conn.qp.path().map_or("tcp", |path| path.transport);
         let mut link = prepared.connected(conn.qp);
         let place = self.seat(entry, &mut link, refusal)?;
-        Ok((link, place, transport))
+        tracing::info!("{peer}: connected over {}", carrier(transport));
+        Ok((link, place))
     }
 
     fn seat(
@@ -173,7 +174,7 @@ impl Acceptor {
                 if let Some(request) = request {
                     let peer = request.peer_addr();
                     if let Err(why) = Self::let_in(&server, request, peer, name) {
-                        server.refused(peer, &why);
+                        tracing::warn!("{peer}: turned away: {why}");
                     }
                 }
             }
@@ -217,7 +218,7 @@ impl Acceptor {
         let serving = Arc::clone(server);
         let session = thread::Builder::new().name(name.into()).spawn(move || {
             if let Err(why) = serving.session(request, entry, peer) {
-                serving.refused(peer, &why);
+                tracing::warn!("{peer}: turned away: {why}");
             }
         });
         let session = session.map_err(|e| format!("no thread: {e}"))?;

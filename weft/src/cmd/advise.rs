@@ -22,7 +22,8 @@ use super::run::plain;
 use crate::advise::{Findings, sections};
 use weft_cli::failure::{Failure, check_writable, write_file};
 use weft_cli::places;
-use weft_cli::start::{fail, find, refuse};
+use weft_cli::start::{fail, refuse};
+use weft_report::programs::find;
 
 pub(crate) const LONG: &str = "\
 Without a program: measure on this machine the cost of copies, registrations and pinned pages (resident or not, small and huge pages), of \

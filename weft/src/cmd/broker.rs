@@ -3,7 +3,6 @@
 use std::env;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use weft_service::endpoint::parse_bind;
 use weft_verbs::tls::Tls;
 use weft_verbs::{Device, LocalMode};
 
+use weft_cli::args::ServerKeys;
 use weft_cli::failure::{Exit, Failure};
 use weft_cli::global::Global;
 use weft_cli::identity::authorized::Authorized;
@@ -64,17 +64,8 @@ pub struct Args {
     /// Go to the background after the broker listens
     #[arg(long)]
     detach: bool,
-    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
-    #[arg(long, value_name = "FILE", help_heading = "Keys")]
-    identity: Option<PathBuf>,
-    /// The public keys of other hosts' brokers, one a line [default: `~/.config/weft/authorized_keys`]
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with = "open",
-        help_heading = "Keys"
-    )]
-    authorized: Option<PathBuf>,
+    #[command(flatten)]
+    keys: ServerKeys,
     /// Accept every key: connections are encrypted, but not authenticated
     #[arg(long, help_heading = "Keys")]
     open: bool,
@@ -146,7 +137,7 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
 
 /// The broker's own key, and the keys that it accepts.
 fn tls(args: &Args) -> Result<Tls, Failure> {
-    let path = keypair::file_of(args.identity.as_deref())?;
+    let path = keypair::file_of(args.keys.identity.as_deref())?;
     let (identity, _) = keypair::read_or_make(&path)?;
     let unusable = |e: weft_verbs::tls::TlsError| keypair::unusable(&e);
     let own = identity.public_key().fingerprint();
@@ -154,7 +145,7 @@ fn tls(args: &Args) -> Result<Tls, Failure> {
     if args.open {
         return Ok(tls);
     }
-    let authorized = Authorized::named_or_usual(args.authorized.as_deref());
+    let authorized = Authorized::named_or_usual(args.keys.authorized.as_deref());
     // Read here, so that errors are reported at once.
     if let Some(authorized) = &authorized {
         authorized.keys()?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use weft_cli::failure::Failure;
-use weft_report::programs::find;
+use weft_report::programs;
 
 /// A program of its own.
 pub struct Program {
@@ -83,7 +83,7 @@ pub fn application_of(mut args: Vec<OsString>) -> Option<Failure> {
         "media" => (&MEDIA, None),
         _ => return None,
     };
-    let file = find(program.name)?;
+    let file = programs::of_weft(program.name)?;
     match first {
         Some(first) => args[at] = first.into(),
         None => drop(args.remove(at)),
@@ -97,7 +97,7 @@ impl Program {
     /// # Errors
     /// It is missing, or cannot be started.
     pub fn run(&self, args: &Args) -> Result<ExitCode, Failure> {
-        if let Some(file) = find(self.name) {
+        if let Some(file) = programs::of_weft(self.name) {
             return Err(exec(&file, &args.args));
         }
         if args.args.iter().any(|arg| arg == "--help" || arg == "-h") {

@@ -12,6 +12,7 @@ use std::process::{Command, ExitCode, Stdio};
 use clap::ValueEnum;
 
 use weft_cli::start::{self, EXIT_OWN};
+use weft_report::programs;
 
 use super::verbs;
 use weft_cli::failure::Failure;
@@ -237,7 +238,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let Some((name, rest)) = args.command.split_first() else {
         return Err(Failure::usage("no mpirun is named"));
     };
-    let program = match start::find(name) {
+    let program = match programs::find(name) {
         Ok(program) => program,
         Err(e)
             if e.kind() == io::ErrorKind::NotFound

@@ -13,7 +13,8 @@ use weft_run::lend;
 use weft_cli::elf::{self, Kind};
 use weft_cli::failure::Failure;
 use weft_cli::places;
-use weft_cli::start::{fail, find, refuse};
+use weft_cli::start::{fail, refuse};
+use weft_report::programs::find;
 
 pub(crate) const LONG: &str = "\
 Run an unmodified program for TCP or UDP sockets. Its TCP connections to other programs under `weft run`, on the same \

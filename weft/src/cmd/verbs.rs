@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use weft_verbs::faults::Script;
-use weft_verbs::settings::{LOG, OF_VERBS};
+use weft_verbs::settings::{FAULTS, LOG, OF_VERBS};
 
-use weft_cli::start::{EXIT_OWN, fail, find, refuse};
+use weft_cli::start::{EXIT_OWN, fail, refuse};
+use weft_report::programs::find;
 
 use super::view::{self, View};
 use weft_cli::elf::{self, Kind};
@@ -235,9 +236,8 @@ fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Fa
     if !args.devices.is_empty() {
         settings.push(("WEFT_DEVICES", args.devices.join(",").into()));
     }
-    let inherited = || env::var_os("WEFT_FAULTS").filter(|file| !file.is_empty());
-    if let Some(file) = args.faults.clone().or_else(|| Some(inherited()?.into())) {
-        settings.push(("WEFT_FAULTS", script(&file)?.into()));
+    if let Some(file) = args.faults.clone().or_else(|| FAULTS.path()) {
+        settings.push((FAULTS.0, script(&file)?.into()));
     }
     let texts = [("WEFT_LOG", &args.log), ("WEFT_LOCAL", &args.local)];
     settings.extend(

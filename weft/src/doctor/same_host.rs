@@ -14,6 +14,7 @@ use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{DumpableBehavior, Resource, getrlimit};
 use weft_verbs::cm::{self, ConnParam};
+use weft_verbs::settings;
 use weft_verbs::{
     Access, Cq, Device, LocalMode, Qp, QpInit, RemoteAddr, SendWr, Sge, Wc, WcStatus,
 };
@@ -67,12 +68,11 @@ fn environment() -> Check {
                 LocalMode::Require => "require: connections that would stay on TCP fail",
                 _ => "auto",
             };
-            let Some(dir) = std::env::var_os("WEFT_LOCAL_DIR") else {
+            let Some(dir) = settings::LOCAL_DIR.path() else {
                 return Check::ok(NAME, mode);
             };
-            let dir = Path::new(&dir);
             let finding = format!("{mode}; WEFT_LOCAL_DIR is {}", dir.display());
-            match usable(dir) {
+            match usable(&dir) {
                 Ok(()) => Check::ok(NAME, finding),
                 Err(e) => Check::warn(
                     NAME,

@@ -5,7 +5,7 @@ mod summary;
 
 use std::ffi::OsString;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
@@ -16,11 +16,10 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use weft_cc::client::{compile, write_launcher};
 use weft_cc::daemon::{self, Keys};
 use weft_cc::ipc::{self, Answer, Ask, Line, Status, WorkerStatus};
-use weft_cc::wire::{End, Verdict};
-use weft_cc::worker::{self, Events, Unsafe, Worker};
+use weft_cc::worker::{self, Unsafe, Worker};
 use weft_cc::{DEFAULT_PORT, Endpoint, options};
 use weft_report::terminal::in_locale;
-use weft_verbs::tls::{Fingerprint, Identity, Tls};
+use weft_verbs::tls::{Fingerprint, Tls};
 
 use weft_cli::args::cc::{
     Args, CheckArgs, Command, DaemonArgs, LONG, LauncherArgs, StatusArgs, WorkerArgs,
@@ -28,10 +27,9 @@ use weft_cli::args::cc::{
 use weft_cli::failure::{Exit, Failure};
 use weft_cli::global::Global;
 use weft_cli::identity::authorized::Authorized;
-use weft_cli::identity::known::Known;
+use weft_cli::identity::credentials::Credentials;
+use weft_cli::identity::keypair;
 use weft_cli::identity::reach::{self, Words};
-use weft_cli::identity::trust::{Trust, Verdict as Judged};
-use weft_cli::identity::{Folder, keypair};
 use weft_cli::values::{carrier, raise_nofile};
 use weft_cli::{say, tell, terminal};
 
@@ -163,40 +161,19 @@ fn line() -> io::Result<Line> {
     }
 }
 
-/// The keys of a daemon: the known ones, and its own.
-struct KnownKeys {
-    identity: Identity,
-    lasting: bool,
-    known: Option<PathBuf>,
-    only: Vec<Fingerprint>,
-}
+/// The credentials of a daemon, for any worker.
+struct AllWorkers(Credentials);
 
-impl KnownKeys {
+impl AllWorkers {
     fn new(only: Vec<Fingerprint>) -> Result<Self, Failure> {
-        let own = keypair::own(None)?;
-        let known = Folder::of_user().ok().map(|folder| folder.known_peers());
-        Ok(Self {
-            lasting: own.is_some(),
-            identity: own.map_or_else(keypair::generate, Ok)?,
-            known,
-            only,
-        })
-    }
-
-    fn trust(&self, worker: &Endpoint) -> Trust {
-        let known = self.known.as_deref().map(Known::at);
-        Trust::new(worker.to_string(), known, self.only.clone())
+        Credentials::new(String::new(), None, only).map(Self)
     }
 }
 
-impl Keys for KnownKeys {
+impl Keys for AllWorkers {
     fn tls(&self, worker: &Endpoint) -> Result<Tls, String> {
-        let trust = self.trust(worker);
-        let own = self.lasting.then_some(&self.identity);
-        let good = trust.good(own).map_err(|e| e.what().to_owned())?;
-        Tls::new(self.identity.clone())
-            .and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint())))
-            .map_err(|e| e.to_string())
+        let credentials = self.0.to(worker.to_string());
+        credentials.tls().map_err(|e| e.what().to_owned())
     }
 }
 
@@ -204,7 +181,7 @@ impl Keys for KnownKeys {
 fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
     let socket = ipc::socket()
         .map_err(|e| Failure::failed(format!("no place for the daemon's socket: {e}")))?;
-    let keys = Arc::new(KnownKeys::new(Vec::new())?);
+    let keys = Arc::new(AllWorkers::new(Vec::new())?);
     let config = daemon::Config {
         idle: Duration::from_secs(args.idle),
         ..daemon::Config::new(socket.clone(), keys)
@@ -230,7 +207,7 @@ fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
     if all.is_empty() {
         return Err(Failure::usage("no worker is named").hint(form));
     }
-    let keys = KnownKeys::new(check.peers.clone())?;
+    let keys = AllWorkers::new(check.peers.clone())?;
     let mut bad = None;
     for worker in &all {
         match check_one(&keys, worker) {
@@ -249,28 +226,18 @@ fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
     bad.map_or(Ok(Exit::Ok), Err)
 }
 
-fn check_one(keys: &KnownKeys, worker: &Endpoint) -> Result<daemon::About, Failure> {
-    let trust = keys.trust(worker);
-    // The second time the key is known.
-    for _ in 0..2 {
+fn check_one(keys: &AllWorkers, worker: &Endpoint) -> Result<daemon::About, Failure> {
+    keys.0.to(worker.to_string()).connect(|| {
         let refusal = match daemon::probe(keys, worker) {
-            Ok(about) => return Ok(about),
+            Ok(about) => return Ok(Ok(about)),
             Err(refusal) => refusal,
         };
-        let Some(key) = refusal.key else {
-            return Err(Failure::peer(format!("{worker}: {}", refusal.why)).hint(format!(
+        refusal.key.map(Err).ok_or_else(|| {
+            Failure::peer(format!("{worker}: {}", refusal.why)).hint(format!(
                 "check the address and that `weft cc worker --bind {worker}` runs there; a worker beyond this user's machine needs your public key (`weft key` prints it) in its authorized_keys"
-            )));
-        };
-        match trust.judge(&key)? {
-            Judged::Known => {}
-            Judged::Unknown => trust.ask(&key)?,
-            Judged::Wrong(failure) => return Err(failure),
-        }
-    }
-    Err(Failure::refused(format!(
-        "{worker}: it shows another key each time"
-    )))
+            ))
+        })
+    })
 }
 
 /// The running daemon, if there is one.
@@ -322,10 +289,6 @@ fn cut(name: &str, width: usize) -> String {
         '~'
     };
     format!("{gap}{end}")
-}
-
-fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / 1_048_576.0)
 }
 
 fn show(status: &Status) {
@@ -417,42 +380,12 @@ fn table(workers: &[WorkerStatus]) -> String {
     lines.join("\n")
 }
 
-/// The log of a worker.
-struct Lines;
-
-impl Events for Lines {
-    fn connected(&self, peer: SocketAddr, transport: &str) {
-        tracing::info!("{peer}: connected over {}", carrier(transport));
-    }
-
-    fn refused(&self, peer: SocketAddr, why: &str) {
-        tracing::warn!("{peer}: turned away: {why}");
-    }
-
-    fn compiler(&self, peer: SocketAddr, len: u64) {
-        tracing::info!("{peer}: its compiler came, {} packed", mib(len));
-    }
-
-    fn job(&self, peer: SocketAddr, name: &str, end: &End, after: Duration) {
-        let name = weft_service::text::printable(name.as_bytes());
-        if end.verdict == Verdict::Done {
-            tracing::info!("{peer}: {name}: {:.2} s", after.as_secs_f64());
-        } else {
-            tracing::info!("{peer}: {name}: {:?}: {}", end.verdict, end.reason);
-        }
-    }
-
-    fn finished(&self, peer: SocketAddr, why: &str) {
-        tracing::info!("{peer}: gone: {why}");
-    }
-}
-
 fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     let bind = args
         .bind
         .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into());
-    let path = keypair::file_of(args.identity.as_deref())?;
-    let authorized = Authorized::named_or_usual(args.authorized.as_deref());
+    let path = keypair::file_of(args.keys.identity.as_deref())?;
+    let authorized = Authorized::named_or_usual(args.keys.authorized.as_deref());
     let words = Words {
         peers: "masters",
         may: "compile here",
@@ -508,16 +441,15 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     setrlimit(Resource::Core, none)
         .map_err(|e| Failure::failed(format!("cannot forbid core files: {e}")))?;
     let (slots, place) = (config.slots, config.place.clone());
-    let worker = Worker::start(config, Arc::new(Lines)).map_err(|e| {
-        match e.get_ref().and_then(|e| e.downcast_ref()) {
+    let worker =
+        Worker::start(config).map_err(|e| match e.get_ref().and_then(|e| e.downcast_ref()) {
             Some(why) => Failure::failed(format!("{bind}: {why}")).hint(mend(why)),
             None => Failure::listen(
                 &bind,
                 &e,
                 "--bind ADDR:PORT chooses, port 0 takes a free one",
             ),
-        }
-    })?;
+        })?;
     if !global.quiet {
         say(format_args!(
             "compiling on {} with {slots} slots, in {}",

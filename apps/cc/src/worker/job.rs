@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use weft_service::Permit;
+use weft_service::text::printable;
 use weft_session::Event;
 use weft_verbs::{Access, Mr, SendWr};
 
@@ -67,12 +68,13 @@ impl Session<'_> {
         end.free = self.shared.free();
         // Sends come after the Writes before them (RFC 5041 5.3): the outputs are there when this is.
         self.link.send(&Report::End(end.clone()).encode())?;
+        let (peer, name) = (self.peer, printable(job.name.as_bytes()));
         if end.verdict == Verdict::Done {
             self.shared.jobs.fetch_add(1, Ordering::SeqCst);
+            tracing::info!("{peer}: {name}: {:.2} s", began.elapsed().as_secs_f64());
+        } else {
+            tracing::info!("{peer}: {name}: {:?}: {}", end.verdict, end.reason);
         }
-        self.shared
-            .events
-            .job(self.peer, &job.name, &end, began.elapsed());
         Ok(true)
     }
 
@@ -200,7 +202,12 @@ impl Session<'_> {
         transfer(&mut self.link, &mr, &region, region.len, SendWr::read)?;
         match claim.install(Contents { mr: &mr, at: 0 }) {
             Ok(kept) => {
-                self.shared.events.compiler(self.peer, region.len);
+                self.shared.sent_compilers.fetch_add(1, Ordering::SeqCst);
+                tracing::info!(
+                    "{}: its compiler came, {:.1} MiB packed",
+                    self.peer,
+                    region.len as f64 / 1_048_576.0
+                );
                 Ok(Environment::sent(job.digest, kept))
             }
             Err(why) => stop(

@@ -145,21 +145,6 @@ pub fn place() -> PathBuf {
     }
 }
 
-pub trait Events: Send + Sync {
-    /// A master connected; over which transport.
-    fn connected(&self, _peer: SocketAddr, _transport: &str) {}
-    fn refused(&self, _peer: SocketAddr, _why: &str) {}
-    /// A master's compiler came, in so many bytes.
-    fn compiler(&self, _peer: SocketAddr, _len: u64) {}
-    /// A job has ended; of which source, how, and after how long.
-    fn job(&self, _peer: SocketAddr, _name: &str, _end: &End, _after: Duration) {}
-    /// A master has disconnected.
-    fn finished(&self, _peer: SocketAddr, _why: &str) {}
-}
-
-/// Reports nothing.
-impl Events for () {}
-
 /// A compiler that jobs can have.
 struct Environment {
     /// The beginning of its command.
@@ -205,7 +190,6 @@ struct Shared {
     config: Config,
     folder: folder::Folder,
     device: Device,
-    events: Arc<dyn Events>,
     digests: Digests,
     compilers: Option<Cache>,
     store: Mutex<pull::Store>,
@@ -215,6 +199,7 @@ struct Shared {
     running: Arc<AtomicUsize>,
     acceptor: Acceptor,
     jobs: AtomicU64,
+    sent_compilers: AtomicU64,
 }
 
 /// A running worker. Dropping it ends its connections and jobs.
@@ -229,15 +214,11 @@ impl Worker {
     ///
     /// # Errors
     /// [`Unsafe`], and those of listening and of starting threads.
-    pub fn start(config: Config, events: Arc<dyn Events>) -> io::Result<Self> {
-        Self::start_with(config, events, sandbox::level())
+    pub fn start(config: Config) -> io::Result<Self> {
+        Self::start_with(config, sandbox::level())
     }
 
-    fn start_with(
-        config: Config,
-        events: Arc<dyn Events>,
-        level: sandbox::Level,
-    ) -> io::Result<Self> {
+    fn start_with(config: Config, level: sandbox::Level) -> io::Result<Self> {
         config.check(level).map_err(io::Error::other)?;
         let compilers = config
             .accept
@@ -263,7 +244,6 @@ impl Worker {
             config,
             folder,
             device,
-            events,
             digests: Digests::default(),
             compilers,
             store: Mutex::default(),
@@ -272,6 +252,7 @@ impl Worker {
             running: Arc::default(),
             acceptor,
             jobs: AtomicU64::new(0),
+            sent_compilers: AtomicU64::new(0),
         });
         // One cycle of the thread of a connection is one job.
         let thread = Acceptor::listen(&shared, listener, "weft-cc")?;
@@ -290,6 +271,11 @@ impl Worker {
     /// Jobs whose outputs were delivered.
     pub fn jobs(&self) -> u64 {
         self.shared.jobs.load(Ordering::SeqCst)
+    }
+
+    /// Compilers that masters sent, and that were installed.
+    pub fn sent_compilers(&self) -> u64 {
+        self.shared.sent_compilers.load(Ordering::SeqCst)
     }
 
     /// Compilers that run now.
@@ -317,11 +303,7 @@ impl Drop for Worker {
 
 /// Hundredths of a percent of the last ten seconds in which something waited for a processor; 0 where the kernel does not say.
 pub(crate) fn pressure() -> u16 {
-    let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
-    let value = text
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix("avg10=")?.parse::<f64>().ok());
-    (value.unwrap_or(0.0) * 100.0).clamp(0.0, 10_000.0) as u16
+    (weft_sys::cpu_pressure().unwrap_or(0.0) * 100.0).clamp(0.0, 10_000.0) as u16
 }
 
 impl acceptor::Server for Shared {
@@ -342,15 +324,10 @@ impl acceptor::Server for Shared {
         let accepted = self
             .acceptor
             .accept(&self.device, tls, (request, entry), slots, &refusal);
-        let (link, _place, transport) = accepted?;
-        self.events.connected(peer, transport);
+        let (link, _place) = accepted?;
         let why = session::Session::new(self, link, peer).run();
-        self.events.finished(peer, &why);
+        tracing::info!("{peer}: gone: {why}");
         Ok(())
-    }
-
-    fn refused(&self, peer: SocketAddr, why: &str) {
-        self.events.refused(peer, why);
     }
 }
 
@@ -433,7 +410,7 @@ mod tests {
     }
 
     fn start(config: Config, level: Level) -> Result<(), String> {
-        let worker = Worker::start_with(config, Arc::new(()), level);
+        let worker = Worker::start_with(config, level);
         worker.map(drop).map_err(|e| e.to_string())
     }
 

@@ -39,7 +39,7 @@ pub(crate) fn config() -> Config {
 }
 
 pub(crate) fn worker(config: Config) -> (Worker, Endpoint) {
-    let worker = Worker::start(config, Arc::new(())).unwrap();
+    let worker = Worker::start(config).unwrap();
     let endpoint = Endpoint {
         host: "127.0.0.1".into(),
         port: worker.local_addr().port(),

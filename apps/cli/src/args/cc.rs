@@ -8,6 +8,7 @@ use weft_service::endpoint::parse_bind;
 use weft_service::endpoint::port::CC as DEFAULT_PORT;
 use weft_verbs::tls::Fingerprint;
 
+use super::ServerKeys;
 use crate::values::size;
 
 pub const LONG: &str = "\
@@ -110,17 +111,8 @@ pub struct WorkerArgs {
     /// Accept compilers of masters that differ from this machine's, keep up to SIZE of them in ~/.cache/weft/compilers, and run them in the sandbox [SIZE: 2G]
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "2G", value_parser = memory, conflicts_with = "open")]
     pub accept_compilers: Option<u64>,
-    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
-    #[arg(long, value_name = "FILE", help_heading = "Keys")]
-    pub identity: Option<PathBuf>,
-    /// Admit the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with = "open",
-        help_heading = "Keys"
-    )]
-    pub authorized: Option<PathBuf>,
+    #[command(flatten)]
+    pub keys: ServerKeys,
 }
 
 #[derive(Debug, clap::Args)]

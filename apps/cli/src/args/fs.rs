@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use super::{ClientKeys, ServerKeys};
 use weft_service::endpoint::parse_bind;
 use weft_service::endpoint::port::FS as DEFAULT_PORT;
-use weft_verbs::tls::Fingerprint;
 
 use crate::values::{at_least_one, size};
 
@@ -85,17 +85,8 @@ pub struct ServeArgs {
     /// Clients at the same time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one())]
     pub max_clients: usize,
-    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
-    #[arg(long, value_name = "FILE", help_heading = "Keys")]
-    pub identity: Option<PathBuf>,
-    /// Admit the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with = "open",
-        help_heading = "Keys"
-    )]
-    pub authorized: Option<PathBuf>,
+    #[command(flatten)]
+    pub keys: ServerKeys,
 }
 
 #[derive(Debug, clap::Args)]
@@ -104,7 +95,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", env = "WEFT_FS_LIB")]
     pub lib: Option<PathBuf>,
     #[command(flatten)]
-    pub who: Who,
+    pub keys: ClientKeys,
     /// The program and its arguments
     #[arg(
         value_name = "PROGRAM",
@@ -134,7 +125,7 @@ pub struct MountArgs {
 #[derive(Debug, clap::Args)]
 pub struct Common {
     #[command(flatten)]
-    pub who: Who,
+    pub keys: ClientKeys,
     /// Give up after this many seconds of silence of the server
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
@@ -195,17 +186,6 @@ pub struct GetArgs {
     pub no_progress: bool,
     #[command(flatten)]
     pub common: Common,
-}
-
-/// Whom to be and whom to believe: options of every client.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub struct Who {
-    /// A key pair of `weft key` [default: ~/.config/weft/key, if there is one]
-    #[arg(long, value_name = "FILE", help_heading = "Keys")]
-    pub identity: Option<PathBuf>,
-    /// Accept only a server key with this fingerprint, and ask nothing (can be given several times)
-    #[arg(long = "peer", value_name = "FINGERPRINT", help_heading = "Keys")]
-    pub peers: Vec<Fingerprint>,
 }
 
 impl ListArgs {

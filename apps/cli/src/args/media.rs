@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use super::{ClientKeys, ServerKeys};
 use weft_service::endpoint::parse_bind;
 use weft_service::endpoint::port::{HTTP as HTTP_PORT, LIVE as LIVE_PORT, MEDIA as SERVE_PORT};
-use weft_verbs::tls::Fingerprint;
 
 use crate::values::{bytes, size};
 
@@ -85,12 +85,8 @@ pub struct ListenArgs {
     /// Viewers at the same time
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub max_viewers: u32,
-    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
-    #[arg(long, value_name = "FILE")]
-    pub identity: Option<PathBuf>,
-    /// Admit the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
-    #[arg(long, value_name = "FILE", conflicts_with = "open")]
-    pub authorized: Option<PathBuf>,
+    #[command(flatten)]
+    pub keys: ServerKeys,
     /// Admit every viewer that can reach the address
     #[arg(long)]
     pub open: bool,
@@ -175,12 +171,8 @@ pub struct ListArgs {
 /// Options of a client.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DialArgs {
-    /// A key pair of `weft key` [default: ~/.config/weft/key, if it exists]
-    #[arg(long, value_name = "FILE")]
-    pub identity: Option<PathBuf>,
-    /// Accept only a server key with this fingerprint, and ask nothing (can be given several times)
-    #[arg(long = "peer", value_name = "FINGERPRINT")]
-    pub peers: Vec<Fingerprint>,
+    #[command(flatten)]
+    pub keys: ClientKeys,
     /// Use neither encryption nor keys, on a loopback address, for comparison
     #[arg(long, hide = true)]
     pub plain: bool,

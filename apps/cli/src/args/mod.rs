@@ -7,3 +7,34 @@
 pub mod cc;
 pub mod fs;
 pub mod media;
+
+use std::path::PathBuf;
+
+use weft_verbs::tls::Fingerprint;
+
+/// Keys of a server. Its command has an option `--open` too.
+#[derive(Debug, clap::Args)]
+pub struct ServerKeys {
+    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
+    #[arg(long, value_name = "FILE", help_heading = "Keys")]
+    pub identity: Option<PathBuf>,
+    /// Admit the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "open",
+        help_heading = "Keys"
+    )]
+    pub authorized: Option<PathBuf>,
+}
+
+/// Whom to be and whom to believe: options of every client.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ClientKeys {
+    /// A key pair of `weft key` [default: ~/.config/weft/key, if there is one]
+    #[arg(long, value_name = "FILE", help_heading = "Keys")]
+    pub identity: Option<PathBuf>,
+    /// Accept only a server key with this fingerprint, and ask nothing (can be given several times)
+    #[arg(long = "peer", value_name = "FINGERPRINT", help_heading = "Keys")]
+    pub peers: Vec<Fingerprint>,
+}

@@ -1,12 +1,13 @@
 //! Who one is, and whom one knows, in the manner of SSH: a key pair, known peers, authorised keys.
 //!
 //! [`keypair`] makes and reads our key pair, [`known`] remembers the keys of listeners, [`authorized`] says whose files a listener
-//! takes, [`trust`] decides about a listener's key and asks the user, [`reach`] says whether a listener may be reached from elsewhere. All of them are files in [`Folder`], which nobody else may
-//! change; [`mod@file`] checks that. There are no connections here.
+//! takes, [`trust`] decides about a listener's key and asks the user, [`credentials`] is what a client needs for a connection, [`reach`] says whether a listener
+//! may be reached from elsewhere. All of them are files in [`Folder`], which nobody else may change; [`mod@file`] checks that. There are no connections here.
 
 use std::path::{Path, PathBuf};
 
 pub mod authorized;
+pub mod credentials;
 pub mod file;
 pub mod keypair;
 pub mod known;

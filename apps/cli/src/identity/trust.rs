@@ -40,6 +40,15 @@ impl Trust {
         Self { name, known, only }
     }
 
+    /// The same, of another listener.
+    #[must_use]
+    pub fn of(&self, name: String) -> Self {
+        Self {
+            name,
+            ..self.clone()
+        }
+    }
+
     /// Whether the user has named the keys that will do.
     pub fn is_told(&self) -> bool {
         !self.only.is_empty()

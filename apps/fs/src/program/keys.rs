@@ -7,22 +7,24 @@ use std::time::Duration;
 
 use weft_fs::client::Keys;
 use weft_fs::name::{Endpoint, Name, RemotePath};
-use weft_fs::server::{Admit, Config, Events, Server};
+use weft_fs::server::{Admit, Config, Server};
 use weft_fs::wire::Status;
 use weft_fs::{Client, DEFAULT_PORT, Errno, Error, Settings};
 use weft_verbs::cm::ConnectError;
-use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
+use weft_verbs::tls::{Fingerprint, Tls, TlsError};
 
-use weft_cli::args::fs::{ServeArgs, Who};
+use weft_cli::args::ClientKeys;
+use weft_cli::args::fs::ServeArgs;
 use weft_cli::failure::Failure;
 use weft_cli::identity::authorized::Authorized;
-use weft_cli::identity::known::Known;
+use weft_cli::identity::credentials::Credentials;
 use weft_cli::identity::reach::{self, Words};
-use weft_cli::identity::trust::{Trust, Verdict};
 use weft_cli::identity::{Folder, keypair};
 
 /// What the preload library finds in a program's environment.
-pub(crate) fn environment(who: &Who) -> Result<Vec<(&'static str, std::ffi::OsString)>, Failure> {
+pub(crate) fn environment(
+    who: &ClientKeys,
+) -> Result<Vec<(&'static str, std::ffi::OsString)>, Failure> {
     let mut settings = Vec::new();
     let folder = Folder::of_user().ok();
     // Read here: what is wrong with it is said before the program runs.
@@ -42,18 +44,12 @@ pub(crate) fn environment(who: &Who) -> Result<Vec<(&'static str, std::ffi::OsSt
     Ok(settings)
 }
 
-/// One identity, and the keys that were found good.
-struct Fixed {
-    identity: Identity,
-    good: Vec<Fingerprint>,
-}
+/// TLS with one server.
+struct OneServer(Tls);
 
-impl Keys for Fixed {
+impl Keys for OneServer {
     fn tls(&self, _: &Endpoint) -> Result<Tls, Error> {
-        let good = self.good.clone();
-        Tls::new(self.identity.clone())
-            .and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint())))
-            .map_err(|e| Error::Local(e.to_string()))
+        Ok(self.0.clone())
     }
 }
 
@@ -75,63 +71,33 @@ pub(crate) fn parse(path: &Path) -> Result<RemotePath, Failure> {
 /// Connects, once it is clear that it is the server that is meant: its key is known, or our own, or the user says so.
 pub(crate) fn connect(
     endpoint: &Endpoint,
-    who: &Who,
+    who: &ClientKeys,
     patience: Duration,
 ) -> Result<Client, Failure> {
-    let own = keypair::own(who.identity.as_deref())?;
-    let lasting = own.is_some();
-    let identity = own.map_or_else(keypair::generate, Ok)?;
-    let known = Folder::of_user().map(|folder| Known::at(&folder.known_peers()));
     let name = endpoint.to_string();
-    let trust = Trust::new(name, known.ok(), who.peers.clone());
-    // The second time the key is known.
-    for _ in 0..2 {
-        let good = trust.good(lasting.then_some(&identity))?;
-        let keys = Fixed {
-            identity: identity.clone(),
-            good,
-        };
+    let credentials = Credentials::new(name, who.identity.as_deref(), who.peers.clone())?;
+    credentials.connect(|| {
         let settings = Settings {
             patience,
-            ..Settings::new(Arc::new(keys))
+            ..Settings::new(Arc::new(OneServer(credentials.tls()?)))
         };
         // Some servers tell strangers only when they ask.
         let connected =
             Client::connect(endpoint, settings).and_then(|client| client.usage().map(|_| client));
         match connected {
-            Ok(client) => return Ok(client),
-            // Nothing was sent: the connection ended in its handshake.
-            Err(Error::Connect(ConnectError::Tls(TlsError::KeyRefused(key)))) => {
-                match trust.judge(&key)? {
-                    Verdict::Known => {}
-                    Verdict::Unknown => trust.ask(&key)?,
-                    Verdict::Wrong(failure) => return Err(failure),
-                }
-            }
-            Err(e) => return Err(refused(endpoint, &e, lasting, &identity)),
+            Ok(client) => Ok(Ok(client)),
+            Err(Error::Connect(ConnectError::Tls(TlsError::KeyRefused(key)))) => Ok(Err(key)),
+            Err(e) => Err(refused(endpoint, &e, &credentials)),
         }
-    }
-    Err(Failure::refused(format!(
-        "what listens on {endpoint} shows another key each time"
-    )))
+    })
 }
 
-fn refused(endpoint: &Endpoint, e: &Error, lasting: bool, identity: &Identity) -> Failure {
+fn refused(endpoint: &Endpoint, e: &Error, credentials: &Credentials) -> Failure {
     match e {
         Error::Rejected(Status::UnknownPeer) => {
-            let failure = Failure::refused(format!(
+            credentials.unknown_there(Failure::refused(format!(
                 "the server at {endpoint} serves only its own user on its machine, and those whose keys it knows"
-            ));
-            if lasting {
-                let line = keypair::line(&identity.public_key());
-                failure.hint(format!(
-                    "add this line to ~/.config/weft/authorized_keys there:\n  {line}"
-                ))
-            } else {
-                failure.hint(
-                    "make a key pair here with `weft key`, and add the line that it prints to ~/.config/weft/authorized_keys there",
-                )
-            }
+            )))
         }
         Error::Rejected(Status::Busy) => Failure::peer(format!(
             "the server at {endpoint} serves as many clients as it may"
@@ -207,7 +173,7 @@ pub(crate) struct Serving {
 }
 
 /// Starts a server. On any but a loopback address it has to be said who is let in.
-pub(crate) fn serve(args: &ServeArgs, events: Arc<dyn Events>) -> Result<Serving, Failure> {
+pub(crate) fn serve(args: &ServeArgs) -> Result<Serving, Failure> {
     let bind = args
         .bind
         .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into());
@@ -219,8 +185,8 @@ pub(crate) fn serve(args: &ServeArgs, events: Arc<dyn Events>) -> Result<Serving
                 .hint("name a directory that exists and that you can read"),
         );
     }
-    let path = keypair::file_of(args.identity.as_deref())?;
-    let authorized = Authorized::named_or_usual(args.authorized.as_deref());
+    let path = keypair::file_of(args.keys.identity.as_deref())?;
+    let authorized = Authorized::named_or_usual(args.keys.authorized.as_deref());
     let words = Words {
         peers: "clients",
         may: "use this one's memory",
@@ -245,7 +211,7 @@ pub(crate) fn serve(args: &ServeArgs, events: Arc<dyn Events>) -> Result<Serving
         admit,
         open: args.open,
     };
-    let server = Server::start(config, events).map_err(|e| {
+    let server = Server::start(config).map_err(|e| {
         Failure::listen(
             &bind,
             &e,

@@ -5,11 +5,9 @@ mod keys;
 mod mount;
 
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressFinish, ProgressStyle};
@@ -20,13 +18,13 @@ use weft_cli::args::fs::{
 use weft_cli::elf::{self, Kind};
 use weft_cli::failure::{Exit, Failure};
 use weft_cli::global::Global;
-use weft_cli::start::{EXIT_OWN, fail, find, refuse};
-use weft_cli::values::{carrier, raise_nofile};
+use weft_cli::start::{EXIT_OWN, fail, refuse};
+use weft_cli::values::raise_nofile;
 use weft_cli::{places, say, tell, tidy_up};
 use weft_fs::name::RemotePath;
-use weft_fs::server::Events;
 use weft_fs::wire::{Attr, Flags};
 use weft_fs::{Client, Errno, Error, File, OpenOptions};
+use weft_report::programs::find;
 use weft_service::text::printable;
 
 use keys::{connect, explain};
@@ -105,7 +103,7 @@ fn each(
 fn connect_as(common: &Common, path: &RemotePath) -> Result<Client, Failure> {
     connect(
         &path.endpoint,
-        &common.who,
+        &common.keys,
         Duration::from_secs(common.timeout),
     )
 }
@@ -172,7 +170,7 @@ fn show(name: &[u8], attr: &Attr, json: bool) {
 
 fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
     raise_nofile();
-    let serving = keys::serve(args, Arc::new(Lines))?;
+    let serving = keys::serve(args)?;
     if !global.quiet {
         let addr = serving.server.local_addr();
         // All addresses are no name for others.
@@ -192,23 +190,6 @@ fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
     }
     serving.server.wait();
     Err(Failure::failed("the serving threads have ended"))
-}
-
-/// The log of a server.
-struct Lines;
-
-impl Events for Lines {
-    fn connected(&self, peer: SocketAddr, transport: &str) {
-        tracing::info!("{peer}: connected over {}", carrier(transport));
-    }
-
-    fn refused(&self, peer: SocketAddr, why: &str) {
-        tracing::warn!("{peer}: turned away: {why}");
-    }
-
-    fn finished(&self, peer: SocketAddr, after: Duration) {
-        tracing::info!("{peer}: gone after {:.1} s", after.as_secs_f64());
-    }
 }
 
 /// Mounts, and serves the kernel until it is unmounted or a signal arrives.
@@ -276,7 +257,7 @@ fn start(args: &RunArgs) -> ExitCode {
         Err(e) => return refuse(name, &e),
     };
     let prepared = library(args.lib.as_deref())
-        .and_then(|library| Ok((library, keys::environment(&args.who)?)));
+        .and_then(|library| Ok((library, keys::environment(&args.keys)?)));
     let (library, settings) = match prepared {
         Ok(prepared) => prepared,
         Err(failure) => return fail(EXIT_OWN, &failure),

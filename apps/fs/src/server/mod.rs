@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -54,22 +54,10 @@ pub struct Config {
     pub open: bool,
 }
 
-pub trait Events: Send + Sync {
-    /// A client connected; over which transport.
-    fn connected(&self, _peer: SocketAddr, _transport: &str) {}
-    fn refused(&self, _peer: SocketAddr, _why: &str) {}
-    /// A client has disconnected, after this time.
-    fn finished(&self, _peer: SocketAddr, _after: Duration) {}
-}
-
-/// Reports nothing.
-impl Events for () {}
-
 struct Shared {
     config: Config,
     store: Arc<Store>,
     device: Device,
-    events: Arc<dyn Events>,
     acceptor: Acceptor,
     locals: Arc<AtomicUsize>,
 }
@@ -86,7 +74,7 @@ impl Server {
     ///
     /// # Errors
     /// Those of opening the folder, of listening, and of starting threads.
-    pub fn start(config: Config, events: Arc<dyn Events>) -> io::Result<Self> {
+    pub fn start(config: Config) -> io::Result<Self> {
         let folder = match &config.dir {
             Some(dir) => Some(rustix::fs::open(
                 dir,
@@ -118,7 +106,6 @@ impl Server {
             config,
             store,
             device,
-            events,
             acceptor: clients,
             locals: Arc::default(),
         });
@@ -185,8 +172,7 @@ impl acceptor::Server for Shared {
         let accepted = self
             .acceptor
             .accept(&self.device, tls, (request, entry), keeps, &refusal);
-        let (mut link, _permit, transport) = accepted?;
-        self.events.connected(peer, transport);
+        let (mut link, _permit) = accepted?;
         let began = Instant::now();
         let mut handles = Handles::new(&self.store, link.pd());
         while !self.acceptor.is_closed() && Self::turn(&mut link, &mut handles) {}
@@ -194,12 +180,8 @@ impl acceptor::Server for Shared {
         link.qp.disconnect();
         drop(link);
         drop(handles);
-        self.events.finished(peer, began.elapsed());
+        tracing::info!("{peer}: gone after {:.1} s", began.elapsed().as_secs_f64());
         Ok(())
-    }
-
-    fn refused(&self, peer: SocketAddr, why: &str) {
-        self.events.refused(peer, why);
     }
 
     fn tick(&self) {
@@ -337,7 +319,7 @@ mod tests {
             admit: Arc::new(|_| false),
             open: false,
         };
-        let server = Server::start(config, Arc::new(())).unwrap();
+        let server = Server::start(config).unwrap();
         let endpoint = Endpoint {
             host: "127.0.0.1".into(),
             port: server.local_addr().port(),

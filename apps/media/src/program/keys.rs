@@ -17,10 +17,9 @@ use weft_cli::address::resolve;
 use weft_cli::args::media::{DialArgs, ListenArgs};
 use weft_cli::failure::Failure;
 use weft_cli::identity::authorized::Authorized;
-use weft_cli::identity::known::Known;
+use weft_cli::identity::credentials::Credentials;
+use weft_cli::identity::keypair;
 use weft_cli::identity::reach::{self, Words};
-use weft_cli::identity::trust::{Trust, Verdict};
-use weft_cli::identity::{Folder, keypair};
 use weft_cli::say;
 
 fn plain_only_on_loopback(addr: SocketAddr) -> Result<(), Failure> {
@@ -46,7 +45,7 @@ impl Listening {
         if args.plain {
             plain_only_on_loopback(bind)?;
         }
-        let authorized = Authorized::named_or_usual(args.authorized.as_deref())
+        let authorized = Authorized::named_or_usual(args.keys.authorized.as_deref())
             .filter(|_| !args.open && !args.plain);
         let words = Words {
             peers: "viewers",
@@ -57,7 +56,7 @@ impl Listening {
         let (identity, made) = if args.plain {
             (None, None)
         } else {
-            let path = keypair::file_of(args.identity.as_deref())?;
+            let path = keypair::file_of(args.keys.identity.as_deref())?;
             let (identity, made) = keypair::read_or_make(&path)?;
             (Some(identity), made.then_some(path))
         };
@@ -127,23 +126,17 @@ impl Gate for UserGate {
 pub(super) struct Caller {
     url: Url,
     args: DialArgs,
-    identity: Identity,
-    lasting: bool,
-    trust: Trust,
+    credentials: Credentials,
 }
 
 impl Caller {
     pub(super) fn new(args: &DialArgs, url: &Url) -> Result<Self, Failure> {
-        let own = keypair::own(args.identity.as_deref())?;
-        let known = Folder::of_user().map(|folder| Known::at(&folder.known_peers()));
         let name = url.server.to_string();
-        let lasting = own.is_some();
+        let identity = args.keys.identity.as_deref();
         Ok(Self {
             url: url.clone(),
             args: args.clone(),
-            identity: own.map_or_else(keypair::generate, Ok)?,
-            lasting,
-            trust: Trust::new(name, known.ok(), args.peers.clone()),
+            credentials: Credentials::new(name, identity, args.keys.peers.clone())?,
         })
     }
 
@@ -151,12 +144,7 @@ impl Caller {
         if self.args.plain {
             return Ok(None);
         }
-        let own = self.lasting.then_some(&self.identity);
-        let good = self.trust.good(own)?;
-        Tls::new(self.identity.clone())
-            .and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint())))
-            .map(Some)
-            .map_err(|e| keypair::unusable(&e))
+        self.credentials.tls().map(Some)
     }
 
     /// Connects to one of the host's addresses.
@@ -176,42 +164,30 @@ impl Caller {
     pub(super) fn open(&self, device: &Device, request: &Request) -> Result<Viewer, Failure> {
         let mut last = None;
         for addr in resolve(&self.url.server)? {
-            // The second time the key is known.
-            for _ in 0..2 {
-                let key = match Viewer::open(device, &self.dial(addr)?, request) {
-                    Ok(viewer) => return Ok(viewer),
-                    Err(OpenError::Connect(ConnectError::Tls(TlsError::KeyRefused(key)))) => key,
-                    Err(e) => {
-                        let next = matches!(
-                            &e,
-                            OpenError::Connect(
-                                ConnectError::Refused
-                                    | ConnectError::Unreachable
-                                    | ConnectError::TimedOut
-                            )
-                        );
-                        let failure = self.explain(addr, &e, request);
-                        if !next {
-                            return Err(failure);
-                        }
-                        last = Some(failure);
-                        break;
+            let connected = self.credentials.connect(|| {
+                match Viewer::open(device, &self.dial(addr)?, request) {
+                    Ok(viewer) => Ok(Ok(Ok(viewer))),
+                    Err(OpenError::Connect(ConnectError::Tls(TlsError::KeyRefused(key)))) => {
+                        Ok(Err(key))
                     }
-                };
-                match self.trust.judge(&key)? {
-                    Verdict::Known => {}
-                    Verdict::Unknown => self.trust.ask(&key)?,
-                    Verdict::Wrong(failure) => return Err(failure),
+                    Err(
+                        e @ OpenError::Connect(
+                            ConnectError::Refused
+                            | ConnectError::Unreachable
+                            | ConnectError::TimedOut,
+                        ),
+                    ) => Ok(Ok(Err(self.explain(addr, &e, request)))),
+                    Err(e) => Err(self.explain(addr, &e, request)),
                 }
+            });
+            match connected? {
+                Ok(viewer) => return Ok(viewer),
+                // Another address of the same host may do.
+                Err(failure) => last = Some(failure),
             }
         }
-        Err(last.unwrap_or_else(|| {
-            Failure::refused(format!(
-                "{} shows another key each time",
-                self.url.server.host
-            ))
-            .hint("ask on that machine for `weft key --show`, and compare")
-        }))
+        Err(last
+            .unwrap_or_else(|| Failure::peer(format!("{} has no address", self.url.server.host))))
     }
 
     /// The reason for a failed connection, for the user.
@@ -225,37 +201,36 @@ impl Caller {
                 Failure::failed(format!("{addr} has no title `{name}`"))
                     .hint(format!("`weft media list {}` lists them", self.url.server))
             }
-            OpenError::Refused(Refusal::UnknownPeer) if self.lasting => {
-                Failure::refused(format!("{addr}: {e}")).hint(format!(
-                    "add this line to ~/.config/weft/authorized_keys there:\n  {}",
-                    keypair::line(&self.identity.public_key())
-                ))
-            }
-            OpenError::Refused(Refusal::UnknownPeer) => Failure::refused(format!("{addr}: {e}")).hint(
-                "make a key pair here with `weft key`, and add the line that it prints to ~/.config/weft/authorized_keys there",
-            ),
+            OpenError::Refused(Refusal::UnknownPeer) => self
+                .credentials
+                .unknown_there(Failure::refused(format!("{addr}: {e}"))),
             OpenError::Refused(Refusal::Malformed) => Failure::refused(format!("{addr}: {e}"))
                 .hint("install the same version of weft on both sides"),
-            OpenError::Refused(_) => {
-                Failure::peer(format!("{addr}: {e}")).hint("try again later")
-            }
+            OpenError::Refused(_) => Failure::peer(format!("{addr}: {e}")).hint("try again later"),
             OpenError::Protocol(_) => Failure::refused(format!("{addr}: {e}")).hint(port),
-            OpenError::Connect(ConnectError::Tls(TlsError::ClosedInHandshake | TlsError::NotTls) | ConnectError::Closed | ConnectError::Reset) => {
-                Failure::refused(format!("what listens on {addr} does not speak iWARP by TLS")).hint(port)
-            }
+            OpenError::Connect(
+                ConnectError::Tls(TlsError::ClosedInHandshake | TlsError::NotTls)
+                | ConnectError::Closed
+                | ConnectError::Reset,
+            ) => Failure::refused(format!(
+                "what listens on {addr} does not speak iWARP by TLS"
+            ))
+            .hint(port),
             OpenError::Connect(ConnectError::Tls(e)) => Failure::refused(format!(
                 "the connection to {addr} cannot be protected, nothing was sent: {e}"
             ))
             .hint("use the same version on both sides"),
             OpenError::Connect(ConnectError::Protocol(e)) => {
-                Failure::refused(format!("what listens on {addr} does not speak iWARP: {e}")).hint(port)
+                Failure::refused(format!("what listens on {addr} does not speak iWARP: {e}"))
+                    .hint(port)
             }
-            OpenError::Connect(e) => Failure::peer(format!("cannot reach {addr}: {e}")).hint(format!(
-                "check the address and that `weft media serve DIR --bind {addr}` runs there"
-            )),
-            OpenError::Local(e) => {
-                Failure::failed(e.clone()).hint("`weft doctor` says what this machine does not support")
+            OpenError::Connect(e) => {
+                Failure::peer(format!("cannot reach {addr}: {e}")).hint(format!(
+                    "check the address and that `weft media serve DIR --bind {addr}` runs there"
+                ))
             }
+            OpenError::Local(e) => Failure::failed(e.clone())
+                .hint("`weft doctor` says what this machine does not support"),
         }
     }
 }

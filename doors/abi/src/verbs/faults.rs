@@ -1,13 +1,12 @@
 //! `WEFT_FAULTS`: injected faults, at the same places in every run. [`weft_verbs::faults`] specifies the script.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use weft_verbs::ext::QpExt;
 use weft_verbs::faults::{Action, Post, Script};
-use weft_verbs::{Qp, SendWr, Sge};
+use weft_verbs::{Qp, SendWr, Sge, settings};
 
 use super::object::{PerFork, lock};
 use super::port;
@@ -22,10 +21,9 @@ use crate::once::ForkOnce;
 pub(crate) fn script() -> Result<Option<&'static Script>, &'static str> {
     static SCRIPT: ForkOnce<Result<Option<Script>, String>> = ForkOnce::new();
     let read = || {
-        let Some(path) = std::env::var_os("WEFT_FAULTS").filter(|path| !path.is_empty()) else {
+        let Some(path) = settings::FAULTS.path() else {
             return Ok(None);
         };
-        let path = PathBuf::from(path);
         let text = std::fs::read_to_string(&path).map_err(|e| e.to_string());
         text.and_then(|text| Script::parse(&text).map_err(|e| e.to_string()))
             .map(Some)

@@ -10,9 +10,9 @@ use std::sync::Mutex;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use weft_sys::interfaces;
 use weft_verbs::cm::gid_of;
 
-use super::last_errno;
 use super::object::{PerFork, lock};
 
 /// An address of this host, as a GID.
@@ -165,58 +165,21 @@ fn update(table: &mut Vec<(Gid, bool)>, now: &[Gid]) {
 /// The addresses of the interfaces that are up, each once.
 ///
 /// # Errors
-/// As `socket(2)`.
+/// Those of `getifaddrs(3)`.
 fn addresses() -> Result<Vec<Gid>, Errno> {
-    let mut list = std::ptr::null_mut();
-    // SAFETY: a place for one pointer.
-    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return Err(last_errno());
-    }
+    let all = interfaces::addresses();
+    let all = all.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
     let mut gids: Vec<Gid> = Vec::new();
-    let mut next = list;
-    while !next.is_null() {
-        // SAFETY: a member of the list, which lives until it is freed below.
-        let entry = unsafe { &*next };
-        next = entry.ifa_next;
-        if entry.ifa_flags & libc::IFF_UP as u32 == 0 || entry.ifa_name.is_null() {
-            continue;
-        }
-        // SAFETY: an address that the system wrote, or none.
-        let Some(ip) = (unsafe { address(entry.ifa_addr) }) else {
-            continue;
-        };
-        // SAFETY: a name that the system wrote.
-        let ifindex = unsafe { libc::if_nametoindex(entry.ifa_name) };
-        if gids.iter().all(|gid| gid.ip != ip) {
-            gids.push(Gid { ip, ifindex });
+    for address in all.iter().filter(|address| address.is_up()) {
+        if gids.iter().all(|gid| gid.ip != address.ip) {
+            gids.push(Gid {
+                ip: address.ip,
+                ifindex: address.index(),
+            });
         }
     }
-    // SAFETY: the list of `getifaddrs`, freed once.
-    unsafe { libc::freeifaddrs(list) };
     gids.sort_by_key(|gid| gid.rank());
     Ok(gids)
-}
-
-/// # Safety
-/// Null, or an address as long as its family says.
-unsafe fn address(addr: *const libc::sockaddr) -> Option<IpAddr> {
-    if addr.is_null() {
-        return None;
-    }
-    // SAFETY: every address begins with its family.
-    match i32::from(unsafe { (*addr).sa_family }) {
-        libc::AF_INET => {
-            // SAFETY: of this family.
-            let addr = unsafe { addr.cast::<libc::sockaddr_in>().read_unaligned() };
-            Some(IpAddr::from(addr.sin_addr.s_addr.to_ne_bytes()))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: of this family.
-            let addr = unsafe { addr.cast::<libc::sockaddr_in6>().read_unaligned() };
-            Some(Ipv6Addr::from(addr.sin6_addr.s6_addr).into())
-        }
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -10,11 +10,13 @@ use weft_verbs::{Access, INLINE_DATA, InlineData, RemoteAddr, SendWr};
 use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Message};
 
 use super::conn::{Conn, HEADER_SLOT, INLINE_MAX};
-use super::op::{End, Late, Op};
+use super::op::{End, Op};
 use super::state::{ALWAYS_GO, Core, Head, Io, TAG_HEADER};
 use crate::event::{InPlace, Place};
+use crate::late::Late;
 use crate::machine::policy::Verdict;
 use crate::machine::{Action, Completion, Endpoint, OpId, Outcome, packet};
+use crate::queue::Member;
 use crate::{Context, Error, Memory};
 
 /// Transfers of at least this many bytes are posted at once, because the work after them takes a while.

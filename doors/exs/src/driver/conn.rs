@@ -8,20 +8,24 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_sockets::lock::{lock, try_lock};
+use weft_verbs::cm::ConnParam;
 use weft_verbs::ext::CqExt;
 use weft_verbs::{Access, Cq, EndReason, Path, Qp, QpInit, QpState, RecvWr, SendWr, Signal, Wc};
 use weft_wire::exs::{Agreed, HEADER_LEN, HELLO_LEN, Hello, MAX_LEN, Remote};
 
 use super::ends::Ends;
 use super::held::{Files, Held};
-use super::op::{End, Late, Op, Slot, Target};
+use super::op::{End, Op, Slot, Target};
 use super::slab::Slab;
 use super::state::{Core, Io, Meter, Started, TAG_RECV, completed};
-use super::timer::{Alarms, Timers, deadline};
+use super::timer::{Alarms, Timers};
+use crate::bell::deadline;
 use crate::event::{Event, EventKind, Ready};
+use crate::late::Late;
 use crate::machine::policy::Policy;
 use crate::machine::{Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules, Stats};
 use crate::options::LINGER;
+use crate::queue::Member;
 use crate::{Context, Error, Kind, Memory, Options, RecvFlags, Region};
 
 /// Messages up to this many bytes are copied into their work request; longer ones are gathered from the program's memory.
@@ -46,6 +50,17 @@ pub(crate) struct Setup {
     pub(crate) conn: Arc<Conn>,
     /// Our greeting.
     pub(crate) hello: Hello,
+}
+
+impl Setup {
+    /// What the connection manager needs.
+    pub(crate) fn param(&self, options: &Options) -> ConnParam {
+        ConnParam {
+            private_data: self.hello.emit().to_vec(),
+            options: options.link(),
+            ..ConnParam::default()
+        }
+    }
 }
 
 /// A connection, or one that is being made.
@@ -449,6 +464,7 @@ impl Conn {
                 && self.joined.swap(number, Ordering::SeqCst) != number
                 && let Some(me) = self.me.upgrade()
             {
+                let me: Arc<dyn Member> = me;
                 queue.0.join(&me);
             }
         }
@@ -655,59 +671,6 @@ impl Conn {
 
     // ---- progress --------------------------------------------------------------------------------------------------
 
-    /// Poll the connection and make all possible progress.
-    pub(crate) fn drive(&self) {
-        // No completion, nothing to do: this path does not take the lock.
-        if self.cq.look() {
-            self.settle();
-        }
-    }
-
-    /// Make all progress that the engine left to do. The thread that drives the queue pair stays the same.
-    pub(crate) fn settle(&self) {
-        loop {
-            let core = try_lock(&self.core).or_else(|| {
-                self.pending.store(true, Ordering::SeqCst);
-                try_lock(&self.core)
-            });
-            let Some(mut core) = core else { return };
-            if self.pending.load(Ordering::SeqCst) {
-                self.pending.store(false, Ordering::SeqCst);
-            }
-            self.process(&mut core);
-            self.release_core(core);
-            if !self.pending.load(Ordering::SeqCst) {
-                return;
-            }
-        }
-    }
-
-    /// The program stops driving the connection for a while: the engine drives it.
-    pub(crate) fn leave(&self) {
-        self.cq.release();
-        self.settle();
-    }
-
-    /// The epoch for a wait, see [`Cq::epoch`].
-    pub(crate) fn epoch(&self) -> u32 {
-        self.cq.epoch()
-    }
-
-    /// True if the connection can wake a thread that sleeps in [`Conn::watch`].
-    pub(crate) fn can_watch(&self) -> bool {
-        self.end.get().is_none() && self.qp.state() == QpState::Rts
-    }
-
-    /// Sleep until there may be something to do; true when a signal handler ended the sleep.
-    pub(crate) fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) -> bool {
-        self.cq.watch(epoch, spin, timeout)
-    }
-
-    /// Wake the threads that sleep here.
-    pub(crate) fn interrupt(&self) {
-        self.cq.interrupt();
-    }
-
     /// Wait until the slot is filled, driving the connection.
     ///
     /// # Errors
@@ -760,7 +723,7 @@ impl Conn {
             // Disconnecting is ordered: posted sends still go out.
             self.qp.disconnect();
             let me = self.me.clone();
-            core.io.late.push(Late::other(move || {
+            core.io.late.push(Late::new(move || {
                 if let Some(me) = me.upgrade() {
                     me.stop_lingering();
                 }
@@ -854,6 +817,54 @@ impl Conn {
                 machine.recycle(buffer);
             }
         }
+    }
+}
+
+impl Member for Conn {
+    fn drive(&self) {
+        // No completion, nothing to do: this path does not take the lock.
+        if self.cq.look() {
+            self.settle();
+        }
+    }
+
+    fn settle(&self) {
+        loop {
+            let core = try_lock(&self.core).or_else(|| {
+                self.pending.store(true, Ordering::SeqCst);
+                try_lock(&self.core)
+            });
+            let Some(mut core) = core else { return };
+            if self.pending.load(Ordering::SeqCst) {
+                self.pending.store(false, Ordering::SeqCst);
+            }
+            self.process(&mut core);
+            self.release_core(core);
+            if !self.pending.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+    }
+
+    fn leave(&self) {
+        self.cq.release();
+        self.settle();
+    }
+
+    fn epoch(&self) -> u32 {
+        self.cq.epoch()
+    }
+
+    fn can_watch(&self) -> bool {
+        self.end.get().is_none() && self.qp.state() == QpState::Rts
+    }
+
+    fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) -> bool {
+        self.cq.watch(epoch, spin, timeout)
+    }
+
+    fn interrupt(&self) {
+        self.cq.interrupt();
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::op::{Late, Parked};
+use super::op::Parked;
+use crate::late::Late;
 
 /// Completed operations of one direction, to be reported in order: each waits for the memory of those before it.
 #[derive(Default)]

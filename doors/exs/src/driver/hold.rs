@@ -11,9 +11,10 @@ use weft_sockets::lock::lock;
 use super::conn::Conn;
 use super::held::{Current, Files, Held, Waiting};
 use super::op::{Op, Part, Slot, Target, file_end};
-use super::timer::deadline;
+use crate::bell::deadline;
 use crate::event::Event;
 use crate::file::{Done, FileLane, FileSend, Outcome};
+use crate::queue::Member;
 use crate::{EventKind, Memory, Piece};
 
 impl Conn {

@@ -12,7 +12,8 @@ use weft_verbs::ConnCounters;
 use super::conn::Conn;
 use super::op::{End, Op, Slot};
 use super::state::{Core, Io};
-use super::timer::{Grace, deadline};
+use super::timer::Grace;
+use crate::bell::deadline;
 use crate::machine::{Cancel, Endpoint, OpId};
 
 /// The connection fails when no byte moves for this long.

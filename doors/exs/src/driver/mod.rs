@@ -23,6 +23,5 @@ mod slab;
 mod state;
 mod timer;
 
-pub(crate) use conn::{Conn, Setup, agree};
-pub(crate) use op::{Late, Slot, Target, file_end};
-pub(crate) use timer::deadline;
+pub(crate) use conn::{Conn, agree};
+pub(crate) use op::{Slot, Target, file_end};

@@ -13,6 +13,7 @@ use super::timer::Grace;
 use crate::bell::Bell;
 use crate::event::{Event, EventKind, InPlace, Sink};
 use crate::file::FileDone;
+use crate::late::Late;
 use crate::memory::copy_slice;
 use crate::{Context, Error, Memory, Queue};
 
@@ -129,14 +130,14 @@ impl Target {
                 let (target, guard) = *guarded;
                 let late = target.tell(event);
                 // The drop of the guard runs the program's code too.
-                return Some(Late(Box::new(move || {
+                return Some(Late::new(move || {
                     late.into_iter().for_each(Late::run);
                     drop(guard);
-                })));
+                }));
             }
             Target::Slot(slot) => slot.fill(event),
-            Target::Call(call) => return Some(Late(Box::new(move || call(event)))),
-            Target::Part(part) => return Some(Late(Box::new(move || (part.told)(event)))),
+            Target::Call(call) => return Some(Late::new(move || call(event))),
+            Target::Part(part) => return Some(Late::new(move || (part.told)(event))),
             Target::Nobody => {}
         }
         None
@@ -157,18 +158,6 @@ pub(crate) fn file_end(target: Target, token: u64, fd: i32) -> (FileDone, impl F
     });
     let take_back = move || lock(&shared).take().unwrap_or(Target::Nobody);
     (done, take_back)
-}
-
-/// A call to be made when all locks are released.
-pub(crate) struct Late(Box<dyn FnOnce() + Send>);
-
-impl Late {
-    pub(crate) fn other(f: impl FnOnce() + Send + 'static) -> Late {
-        Late(Box::new(f))
-    }
-    pub(crate) fn run(self) {
-        (self.0)();
-    }
 }
 
 /// An operation of the machine.

@@ -9,10 +9,11 @@ use weft_verbs::{Access, Mr, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 use weft_wire::exs::{Body, HEADER_LEN, Imm, MAX_LEN, Message, Remote};
 
 use super::ends::Ends;
-use super::op::{End, Late, Op, Target};
+use super::op::{End, Op, Target};
 use super::slab::Slab;
 use super::timer::Alarms;
 use crate::event::{Event, EventKind, Ready};
+use crate::late::Late;
 use crate::machine::policy::Policy;
 use crate::machine::{Endpoint, OpId, Stats, Violation};
 use crate::{Context, Error, Memory, Region};

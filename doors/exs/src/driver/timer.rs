@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::io::Errno;
 use weft_sockets::lock::lock;
@@ -106,11 +106,6 @@ impl Timers {
             };
         }
     }
-}
-
-/// The end of a time limit that starts now. `None`: no limit, or one beyond the range of the clock.
-pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
-    limit.and_then(|limit| Instant::now().checked_add(limit))
 }
 
 /// A grace period. It is extended as long as bytes move; after [`LINGER`], only if they move fast enough.

@@ -7,9 +7,11 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::{Socket, refused};
-use crate::driver::{Conn, Slot, Target, deadline};
+use crate::bell::deadline;
+use crate::driver::{Conn, Slot, Target};
 use crate::event::{Event, EventKind};
 use crate::plain::Plain;
+use crate::queue::Member;
 use crate::{Kind, Memory, Ready, RecvFlags};
 
 impl Socket {
