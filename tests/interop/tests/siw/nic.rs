@@ -181,6 +181,36 @@ fn hello_and_cp_run_on_the_kernels_devices() {
     siw.guest.must(back, STEP);
 }
 
+/// `weft cp` by `WEFT_DEVICE=auto` on both sides, between two processes of the guest; both say that this device carries the files.
+fn auto_finds(siw: &mut Siw, device: &str) {
+    let cp = format!(
+        "cd /tmp; rm -rf to receiver; mkdir to; dd if=/dev/urandom of=small bs=1M count=1 2>/dev/null; export WEFT_DEVICE=auto; \
+         ./weft -v cp --plain --open --once --listen to --bind {GUEST}:7471 >receiver 2>&1 & {} ; \
+         cd /tmp; WEFT_DEVICE=auto ./weft -v cp --plain small {GUEST}:; status=$?; wait; cat receiver; \
+         cmp small to/small && rm -rf to small && exit $status",
+        ready("receiver", "listening").replace("receiver", "/tmp/receiver")
+    );
+    let done = siw.guest.run(&in_a_shell(&cp), LONG);
+    assert_eq!(done.status, 0, "{}", done.text);
+    let says = format!("the RNIC {device} carries the files");
+    assert_eq!(done.text.matches(&says).count(), 2, "{}", done.text);
+}
+
+#[test]
+fn auto_takes_the_device_of_the_route() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    siw.guest.must("rdma link del rxe0", STEP);
+    auto_finds(&mut siw, "siw0");
+    siw.guest.must(
+        "rdma link del siw0; rdma link add rxe0 type rxe netdev eth0",
+        STEP,
+    );
+    auto_finds(&mut siw, "rxe0");
+    let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
+    siw.guest.must(back, STEP);
+}
+
 /// A program here; it does not outlive the test.
 struct OnHost(Child);
 
