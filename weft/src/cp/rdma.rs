@@ -184,9 +184,15 @@ impl RdmaLink {
     /// The cause of the connection's end, according to a failed request.
     fn why(&self, wc: &Wc) -> LinkError {
         if self.qp.soft().is_none() {
+            let device = self.qp.path().and_then(|path| path.reason);
+            let device = device.as_deref().unwrap_or("the RNIC");
             return LinkError::Gone(match wc.status {
-                WcStatus::WrFlushErr => "the peer closed it or went away".into(),
-                status => format!("{status}, vendor's error {:#x}", wc.vendor_err),
+                WcStatus::WrFlushErr => {
+                    format!(
+                        "{device}: the peer closed it or went away, or the device or its network did"
+                    )
+                }
+                status => format!("{device}: {status}, vendor's error {:#x}", wc.vendor_err),
             });
         }
         let cut = "the peer went away, or somebody cut the connection";
