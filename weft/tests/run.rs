@@ -132,3 +132,32 @@ fn static_and_go_programs_are_told_and_run_plain() {
     let output = run(lib.path()).arg("--").arg(&script).output().unwrap();
     assert_eq!(texts(&output).0, "<auto>\n");
 }
+
+#[test]
+fn musl_and_address_sanitizer_programs_run_plain() {
+    let (dir, lib) = (tempfile::tempdir().unwrap(), library());
+    let source = executable(
+        dir.path(),
+        "hello.c",
+        "int puts(const char *); int main(void) { puts(\"hi\"); }",
+    );
+    for (compiler, option, why) in [
+        ("musl-gcc", "-O1", "linked with musl"),
+        ("gcc", "-fsanitize=address", "AddressSanitizer"),
+    ] {
+        let program = dir.path().join(compiler);
+        let built = Command::new(compiler)
+            .args([option, "-w", "-o"])
+            .args([&program, &source])
+            .output();
+        if !built.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: no {compiler} {option}");
+            continue;
+        }
+        let output = run(lib.path()).arg("--").arg(&program).output().unwrap();
+        let (out, err) = texts(&output);
+        assert!(output.status.success(), "{err}");
+        assert_eq!(out, "hi\n");
+        assert!(err.contains(why), "{err}");
+    }
+}

@@ -22,6 +22,7 @@ const NOTE: u32 = 4;
 /// The name in the note that Go's linker leaves in each program.
 const GO: &[u8] = b"Go\0\0";
 
+const NEEDED: u64 = 1;
 const STRING_TABLE: u64 = 5;
 const RPATH: u64 = 15;
 const RUNPATH: u64 = 29;
@@ -100,6 +101,41 @@ pub fn is_go(file: &File) -> io::Result<bool> {
     Ok(false)
 }
 
+/// Whether the program's dynamic loader is musl's: libraries for the GNU C library cannot be loaded there.
+pub fn is_musl(file: &File) -> io::Result<bool> {
+    let mut start = [0; HEADER];
+    if read(file, &mut start, 0)? < HEADER || !start.starts_with(b"\x7fELF\x02\x01") {
+        return Ok(false);
+    }
+    let segments = segments(file, &start)?;
+    let Some(path) = segments.iter().find(|s| s.kind == INTERPRETER) else {
+        return Ok(false);
+    };
+    let mut text = vec![0; path.len.min(4096) as usize];
+    let got = read(file, &mut text, path.offset)?;
+    let mut names = text[..got].split(|&b| b == b'/');
+    Ok(names
+        .next_back()
+        .is_some_and(|name| name.starts_with(b"ld-musl-")))
+}
+
+/// Whether the program needs a library whose name begins like this.
+pub fn needs(file: &File, name: &str) -> io::Result<bool> {
+    let mut start = [0; HEADER];
+    if read(file, &mut start, 0)? < HEADER || !start.starts_with(b"\x7fELF\x02\x01") {
+        return Ok(false);
+    }
+    let segments = segments(file, &start)?;
+    let entries = dynamic(file, &segments)?;
+    for needed in entries.iter().filter(|entry| entry.0 == NEEDED) {
+        let text = string(file, &segments, &entries, needed.1)?;
+        if text.is_some_and(|text| text.starts_with(name.as_bytes())) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn interpreter(line: &[u8]) -> Option<OsString> {
     let line = line.split(|&b| b == b'\n').next()?;
     let name = line
@@ -126,30 +162,47 @@ fn segments(file: &File, header: &[u8]) -> io::Result<Vec<Segment>> {
         .collect())
 }
 
-fn rpath(file: &File, segments: &[Segment]) -> io::Result<Option<OsString>> {
+/// The entries of the dynamic section: tags and values.
+fn dynamic(file: &File, segments: &[Segment]) -> io::Result<Vec<(u64, u64)>> {
     let Some(dynamic) = segments.iter().find(|s| s.kind == DYNAMIC) else {
-        return Ok(None);
+        return Ok(Vec::new());
     };
     let mut table = vec![0; dynamic.len.min(MAX_DYNAMIC) as usize];
     let got = read(file, &mut table, dynamic.offset)?;
-    let entries = || {
-        let entries = table[..got].chunks_exact(DYNAMIC_ENTRY);
-        entries.map(|entry| (long(entry, 0), long(entry, 8)))
-    };
-    let value = |tag| entries().find(|entry| entry.0 == tag).map(|entry| entry.1);
-    let (None, Some(name), Some(strings)) = (value(RUNPATH), value(RPATH), value(STRING_TABLE))
-    else {
+    let entries = table[..got].chunks_exact(DYNAMIC_ENTRY);
+    Ok(entries
+        .map(|entry| (long(entry, 0), long(entry, 8)))
+        .collect())
+}
+
+/// The text at a place of the string table.
+fn string(
+    file: &File,
+    segments: &[Segment],
+    entries: &[(u64, u64)],
+    at: u64,
+) -> io::Result<Option<Vec<u8>>> {
+    let Some(&(_, strings)) = entries.iter().find(|entry| entry.0 == STRING_TABLE) else {
         return Ok(None);
     };
     let place = segments.iter().find_map(|s| {
         let within = strings.checked_sub(s.addr).filter(|at| *at < s.len)?;
-        (s.kind == LOAD).then_some(s.offset.checked_add(within)?.checked_add(name)?)
+        (s.kind == LOAD).then_some(s.offset.checked_add(within)?.checked_add(at)?)
     });
     let Some(place) = place else { return Ok(None) };
     let mut text = vec![0; MAX_PATH_LIST];
     let got = read(file, &mut text, place)?;
     text.truncate(text[..got].iter().position(|&b| b == 0).unwrap_or(got));
-    Ok(Some(OsString::from_vec(text)))
+    Ok(Some(text))
+}
+
+fn rpath(file: &File, segments: &[Segment]) -> io::Result<Option<OsString>> {
+    let entries = dynamic(file, segments)?;
+    let value = |tag| entries.iter().find(|entry| entry.0 == tag);
+    let (None, Some(name)) = (value(RUNPATH), value(RPATH)) else {
+        return Ok(None);
+    };
+    Ok(string(file, segments, &entries, name.1)?.map(OsString::from_vec))
 }
 
 /// As much as there is of what is asked for.

@@ -116,6 +116,52 @@ fn a_broker_that_dies_never_changes_a_byte() {
     }
 }
 
+/// What the client and the server of `ends.py` print; both have gone over to shared memory.
+fn ends([near, far]: &[Host; 2], port: u16, how: &str) -> [Done; 2] {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/py/ends.py");
+    let line = format!("{} {}", PYTHON.0, script.display());
+    let server = weft().start(&far.on(&format!("{line} server {port} {how}")));
+    far.wait_for(port);
+    let line = format!("{line} client {} {port} {how}", far.v4);
+    let client = weft().run(&near.on(&line));
+    let done = [client, server.end()];
+    for one in &done {
+        assert!(switched(&one.good().text) > 0, "{}", one.show());
+    }
+    done
+}
+
+#[test]
+fn bytes_that_nobody_reads_end_the_connection_by_a_reset() {
+    let Some(hosts) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let brokers = [start_broker(&hosts[0]), start_broker(&hosts[1])];
+    for (port, how) in [(9101, "close"), (9102, "pass")] {
+        let [client, server] = ends(&hosts, port, how);
+        client.says("told: ['0x2019']");
+        client.says("client: ConnectionResetError then 0 bytes");
+        if how == "pass" {
+            server.says("taken: ConnectionResetError then 0 bytes");
+        }
+    }
+    drop(brokers);
+}
+
+#[test]
+fn a_connection_that_has_gone_back_to_tcp_has_no_false_events() {
+    let Some(hosts) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let brokers = [start_broker(&hosts[0]), start_broker(&hosts[1])];
+    for (port, how) in [(9111, "zerocopy"), (9112, "lowat"), (9113, "oob")] {
+        let [client, _] = ends(&hosts, port, how);
+        client.never_says("wrong event");
+        client.says("event: ['0x1'] 17 bytes");
+    }
+    drop(brokers);
+}
+
 #[test]
 fn redis_iperf3_and_nginx_serve_the_other_host() {
     let Some([near, far]) = hosts() else { return };

@@ -320,17 +320,26 @@ impl Conn {
         found
     }
 
-    /// Ends the connection as a reset does: the peer wrote values that no honest peer writes, or bytes are lost. Returns the call's result.
-    pub(crate) fn reset(&self, chan: &Chan, why: Why) -> ssize_t {
+    /// Ends the connection as a reset does: the peer wrote values that no honest peer writes, or bytes are lost. The next call is told of it.
+    pub(crate) fn cut(&self, chan: &Chan, why: Why) {
         self.note(why);
         let fd = self.descriptor();
         if fd >= 0 {
             kernel::abort(fd);
             // Bytes behind the lost ones are not the continuation of what was received.
             kernel::discard(fd);
+            // SAFETY: what a reset does to the socket.
+            unsafe { next::shutdown(fd, libc::SHUT_RDWR) };
         }
         // SAFETY: our bell.
         unsafe { next::shutdown(chan.bell(), libc::SHUT_RDWR) };
+    }
+
+    /// The same in a call that is told of it. Returns the call's result.
+    pub(crate) fn reset(&self, chan: &Chan, why: Why) -> ssize_t {
+        self.cut(chan, why);
+        // The error of the socket is taken.
+        let _ = kernel::number(self.descriptor(), libc::SO_ERROR);
         crate::set_errno(libc::ECONNRESET);
         -1
     }

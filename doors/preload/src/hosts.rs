@@ -28,7 +28,7 @@ use crate::chan::Chan;
 use crate::conn::{Big, Conn, Inside, big};
 use crate::iov::{self, Source};
 use crate::kernel::{self, borrowed, entry};
-use crate::{counts, direction, hidden, ledger, signal};
+use crate::{counts, direction, hidden, ledger, rx, signal};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 1 << 20;
@@ -310,8 +310,28 @@ pub(crate) fn is_at_end(conn: &Conn, chan: &Chan) -> bool {
     if chan.carrier == Carrier::Here || fd < 0 {
         return false;
     }
-    let n = kernel::peek(fd);
-    n == 0 || (n < 0 && crate::errno() != libc::EAGAIN)
+    // A receive would take the error of a reset, which is for the program.
+    let ends = libc::POLLRDHUP | libc::POLLHUP;
+    kernel::poll_one(fd, libc::POLLRDHUP, 0) & ends != 0 && kernel::unread(fd) == 0
+}
+
+/// Returns true if the broker has closed a ring that a direction of ours is still on.
+pub(crate) fn has_ended(chan: &Chan) -> bool {
+    let (tx, rx) = chan.mode();
+    let stream = &chan.stream;
+    chan.carrier != Carrier::Here
+        && (tx == Route::Ring && stream.is_closed(chan.role)
+            || rx == Route::Ring && stream.is_closed(chan.peer()))
+}
+
+/// Moves the directions of such rings back to TCP, before the program is told what the bell says. Returns false while the incoming ring has bytes.
+pub(crate) fn follow_end(conn: &'static Conn, chan: &Chan) -> bool {
+    rx::follow_back(conn, chan);
+    let (tx, _) = chan.mode();
+    if tx == Route::Ring && chan.stream.is_closed(chan.role) {
+        direction::tx_after(conn, chan, back::reason(true, is_at_end(conn, chan)));
+    }
+    !chan.mode().1.uses_ring()
 }
 
 /// The sender goes over between two sends, when the peer's host is ready for it.
@@ -368,6 +388,6 @@ pub(crate) fn want_tcp(conn: &'static Conn, chan: &Chan, why: Why) {
     if empty {
         direction::rx_after(conn, chan, why);
     } else {
-        conn.reset(chan, Why::SideLost);
+        conn.cut(chan, Why::SideLost);
     }
 }

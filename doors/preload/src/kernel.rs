@@ -215,11 +215,11 @@ pub(crate) fn asked(fd: c_int, what: libc::c_ulong) -> Option<c_int> {
     (unsafe { next::ioctl(fd, what, to) } == 0).then_some(n)
 }
 
-/// Takes all bytes that the kernel has for a socket, and drops them.
+/// Takes all bytes that the kernel has for a socket, and drops them. An error of the socket stays.
 pub(crate) fn discard(fd: c_int) {
     let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
     // SAFETY: TCP writes nothing for a receive with this flag.
-    while unsafe { next::recv(fd, null_mut(), 1 << 30, flags) } > 0 {}
+    while unread(fd) > 0 && unsafe { next::recv(fd, null_mut(), 1 << 30, flags) } > 0 {}
 }
 
 /// Looks at the next byte, without taking it and without a wait. Returns what `recv(2)` does.

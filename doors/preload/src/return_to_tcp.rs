@@ -81,7 +81,7 @@ pub(crate) fn end_with_unread(conn: &'static Conn) {
         return;
     };
     if chan.carrier == Carrier::Here && chan.has_bytes() {
-        conn.reset(chan, Why::Unread);
+        conn.cut(chan, Why::Unread);
     }
 }
 
@@ -112,7 +112,7 @@ fn give_back(fd: c_int, conn: &'static Conn, chan: &Chan) {
                 if let Some(bytes) = rx::drain(fd, conn, chan)
                     && !peer.as_ref().is_some_and(|peer| put(peer, &bytes))
                 {
-                    conn.reset(chan, Why::Unread);
+                    conn.cut(chan, Why::Unread);
                 }
                 true
             }

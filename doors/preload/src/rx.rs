@@ -685,14 +685,14 @@ fn await_end(fd: c_int) {
 /// Follows a peer that has gone back to TCP, once its last bytes in the ring are read: from then on the readiness of the TCP socket counts.
 pub(crate) fn follow_back(conn: &'static Conn, chan: &Chan) {
     let side = chan.side();
-    let may_be_over = chan.carrier == Carrier::Here && side.rx_state.load(SeqCst) == Route::Ring;
-    let is_over = may_be_over && {
+    let is_over = side.rx_state.load(SeqCst) == Route::Ring && {
         let _rx = side.rx_lock.lock();
         let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
         readiness::is_over(side.rx_state.load(SeqCst), ready.ok())
     };
     if is_over {
-        direction::rx_after(conn, chan, Why::Peer);
+        let why = back::reason(true, hosts::is_at_end(conn, chan));
+        direction::rx_after(conn, chan, why);
     }
 }
 

@@ -229,6 +229,12 @@ pub(crate) fn plain(program: &Path) -> Option<&'static str> {
         Kind::Dynamic { .. } if elf::is_go(&file).unwrap_or(false) => {
             Some("it is a Go program, which makes its own system calls")
         }
+        Kind::Dynamic { .. } if elf::is_musl(&file).unwrap_or(false) => {
+            Some("it is linked with musl, and the library is for the GNU C library")
+        }
+        Kind::Dynamic { .. } if elf::needs(&file, "libasan.").unwrap_or(false) => {
+            Some("it is built with AddressSanitizer, which has to be the first library")
+        }
         Kind::Script(interpreter) => {
             let interpreter = PathBuf::from(interpreter);
             let file = File::open(&interpreter).ok()?;
