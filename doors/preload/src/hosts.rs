@@ -9,7 +9,7 @@
 //!
 //! The program's buffers are as its call says: functions that take them are as safe as `recvmsg(2)`.
 
-use libc::{c_int, iovec, ssize_t};
+use libc::{c_int, epoll_event, iovec, ssize_t};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use weft_ring::stream::Stream;
 use weft_ring::{Role, checked};
-use weft_run::connection::{Carrier, Route, back};
+use weft_run::connection::{Carrier, Route, back, ready as readiness};
 use weft_run::hosts::{self, Answer, BEGINNING, ENOUGH, Registration};
 use weft_run::ledger::Word;
 use weft_run::meet::{Ends, Why};
@@ -28,7 +28,8 @@ use crate::chan::Chan;
 use crate::conn::{Big, Conn, Inside, big};
 use crate::iov::{self, Source};
 use crate::kernel::{self, borrowed, entry};
-use crate::{counts, direction, hidden, ledger, rx, signal};
+use crate::regs::apply;
+use crate::{counts, direction, hidden, ledger, ready, signal, table};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 1 << 20;
@@ -324,14 +325,87 @@ pub(crate) fn has_ended(chan: &Chan) -> bool {
             || rx == Route::Ring && stream.is_closed(chan.peer()))
 }
 
+/// Follows a peer that has gone back to TCP, once its last bytes in the ring are read: from then on the readiness of the TCP socket counts.
+pub(crate) fn follow_back(conn: &'static Conn, chan: &Chan) {
+    let side = chan.side();
+    let is_over = side.rx_state.load(SeqCst) == Route::Ring && {
+        let _rx = side.rx_lock.lock();
+        let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
+        readiness::is_over(side.rx_state.load(SeqCst), ready.ok())
+    };
+    if is_over {
+        let why = back::reason(true, is_at_end(conn, chan));
+        direction::rx_after(conn, chan, why);
+    }
+}
+
 /// Moves the directions of such rings back to TCP, before the program is told what the bell says. Returns false while the incoming ring has bytes.
 pub(crate) fn follow_end(conn: &'static Conn, chan: &Chan) -> bool {
-    rx::follow_back(conn, chan);
+    follow_back(conn, chan);
     let (tx, _) = chan.mode();
     if tx == Route::Ring && chan.stream.is_closed(chan.role) {
         direction::tx_after(conn, chan, back::reason(true, is_at_end(conn, chan)));
     }
     !chan.mode().1.uses_ring()
+}
+
+/// The bell of a connection to another host rings when its broker closes a ring, and ends when both are closed; the TCP connection may live on. The
+/// registrations move to it, and the kernel reports what it has. Returns how many of the first `n` events are left.
+///
+/// # Safety
+/// As `epoll_wait(2)`, which has written `n` events.
+pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c_int {
+    if n <= 0 || wanted().is_none() {
+        return n;
+    }
+    // SAFETY: the caller's promise.
+    let list = unsafe { std::slice::from_raw_parts_mut(events, n as usize) };
+    let mut ended = Vec::new();
+    table::each_socket(|_, conn: &'static Conn| {
+        if conn.chan(&conn.enter()).is_some_and(has_ended) {
+            ended.push(conn);
+        }
+    });
+    let (mut moved, mut unread) = (Vec::new(), Vec::new());
+    for conn in ended {
+        let inside = conn.enter();
+        let Some(chan) = conn.chan(&inside) else {
+            continue;
+        };
+        let watches = {
+            let big = big();
+            let regs = conn.slow(&big).regs.iter();
+            let watches = regs.filter(|reg| reg.set == set && reg.bell.is_some());
+            watches.map(|reg| reg.data).collect::<Vec<_>>()
+        };
+        if !follow_end(conn, chan) {
+            unread.extend(watches);
+            continue;
+        }
+        let big = big();
+        for reg in &mut conn.slow(&big).regs {
+            if watches.contains(&reg.data) && list.iter().any(|event| event.u64 == reg.data) {
+                // It has fired, and its event is not told to the program: the kernel reports it anew.
+                let _ = apply(reg, chan, reg.set == set, false);
+            }
+        }
+        moved.extend(watches);
+    }
+    let mut kept = 0;
+    for at in 0..list.len() {
+        let mut event = list[at];
+        let of = event.u64;
+        if moved.contains(&of) {
+            continue;
+        }
+        let rest = event.events & !(ready::END | libc::EPOLLRDHUP as u32);
+        if rest != 0 && unread.contains(&of) {
+            event.events = rest;
+        }
+        list[kept] = event;
+        kept += 1;
+    }
+    kept as c_int
 }
 
 /// The sender goes over between two sends, when the peer's host is ready for it.

@@ -87,7 +87,7 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         if chan.side().rx_state.load(SeqCst) == Route::Both {
             hosts::leave_both(conn, chan);
         }
-        rx::follow_back(conn, chan);
+        hosts::follow_back(conn, chan);
         let (tx, rx) = chan.mode();
         if rx == Route::Ring {
             rx::take_bell_for_poll(chan);
@@ -141,7 +141,7 @@ fn has_left_ring(fd: c_int) -> bool {
             if !chan.stream.is_closed(chan.peer()) {
                 return false;
             }
-            rx::follow_back(conn, chan);
+            hosts::follow_back(conn, chan);
             !chan.mode().1.uses_ring()
         })
     })

@@ -17,11 +17,11 @@ use crate::regs::{
     leave_to_kernel, remove,
 };
 use crate::sets::{self, OUT, control, number, parts};
-use crate::{bell, edges, hosts, next, ring_poll, table};
+use crate::{bell, edges, next, ring_poll, table};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 /// What a descriptor reports at its end, whatever it is asked for.
-const END: u32 = (libc::EPOLLHUP | libc::EPOLLERR) as u32;
+pub(crate) const END: u32 = (libc::EPOLLHUP | libc::EPOLLERR) as u32;
 
 /// Follows what another process that shares the socket has changed.
 #[inline]
@@ -136,12 +136,6 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
     }
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts_mut(events, n as usize) };
-    let n = if hosts::wanted().is_some() {
-        settle_hosts(set, list)
-    } else {
-        list.len()
-    };
-    let list = &mut list[..n];
     let is_end = |event: &epoll_event| event.events & END != 0;
     let is_suspect = |event: &epoll_event| is_end(event) || edges::is_suspect(event.events);
     if !list.iter().any(is_suspect) {
@@ -174,57 +168,6 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
         kept += 1;
     }
     kept as c_int
-}
-
-/// The bell of a connection to another host rings when its broker closes a ring, and ends when both are closed; the TCP connection may live on. The
-/// registrations move to it, and the kernel reports what it has. Returns how many events are left.
-fn settle_hosts(set: c_int, list: &mut [epoll_event]) -> usize {
-    let mut ended = Vec::new();
-    table::each_socket(|_, conn: &'static Conn| {
-        if conn.chan(&conn.enter()).is_some_and(hosts::has_ended) {
-            ended.push(conn);
-        }
-    });
-    let (mut moved, mut unread) = (Vec::new(), Vec::new());
-    for conn in ended {
-        let inside = conn.enter();
-        let Some(chan) = conn.chan(&inside) else {
-            continue;
-        };
-        let watches = {
-            let big = big();
-            let regs = conn.slow(&big).regs.iter();
-            let watches = regs.filter(|reg| reg.set == set && reg.bell.is_some());
-            watches.map(|reg| reg.data).collect::<Vec<_>>()
-        };
-        if !hosts::follow_end(conn, chan) {
-            unread.extend(watches);
-            continue;
-        }
-        let big = big();
-        for reg in &mut conn.slow(&big).regs {
-            if watches.contains(&reg.data) && list.iter().any(|event| event.u64 == reg.data) {
-                // It has fired, and its event is not told to the program: the kernel reports it anew.
-                let _ = apply(reg, chan, reg.set == set, false);
-            }
-        }
-        moved.extend(watches);
-    }
-    let mut kept = 0;
-    for at in 0..list.len() {
-        let mut event = list[at];
-        let of = event.u64;
-        if moved.contains(&of) {
-            continue;
-        }
-        let rest = event.events & !(END | libc::EPOLLRDHUP as u32);
-        if rest != 0 && unread.contains(&of) {
-            event.events = rest;
-        }
-        list[kept] = event;
-        kept += 1;
-    }
-    kept
 }
 
 /// Moves the registrations of a set with one of these `data` (in order) whose bells have ended to their TCP sockets. Returns the `data` of those.

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::connection::receive::{self, Asked, Empty, First, Kernel};
-use weft_run::connection::{Carrier, Route, back, ready as readiness};
+use weft_run::connection::{Carrier, Route, back};
 use weft_run::ledger::Word;
 use weft_run::meet::Why;
 
@@ -680,20 +680,6 @@ const END_MS: c_int = 2000;
 
 fn await_end(fd: c_int) {
     kernel::poll_one(fd, libc::POLLIN | libc::POLLRDHUP, END_MS);
-}
-
-/// Follows a peer that has gone back to TCP, once its last bytes in the ring are read: from then on the readiness of the TCP socket counts.
-pub(crate) fn follow_back(conn: &'static Conn, chan: &Chan) {
-    let side = chan.side();
-    let is_over = side.rx_state.load(SeqCst) == Route::Ring && {
-        let _rx = side.rx_lock.lock();
-        let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
-        readiness::is_over(side.rx_state.load(SeqCst), ready.ok())
-    };
-    if is_over {
-        let why = back::reason(true, hosts::is_at_end(conn, chan));
-        direction::rx_after(conn, chan, why);
-    }
 }
 
 /// Reads a bell that was left, before the program waits for the socket by `poll` or `select`, so that readiness is the ring's.

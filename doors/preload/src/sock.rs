@@ -134,7 +134,7 @@ unsafe fn wait_for_events(
         // SAFETY: the caller's promise; `call` has written as many events as it returns.
         let (n, left) = unsafe {
             let n = sets::merge(events, call(left_ns));
-            (n, ready::settle(set, events, n))
+            (n, ready::settle(set, events, hosts::settle(set, events, n)))
         };
         if n <= 0 || left == n {
             return left;
