@@ -215,6 +215,15 @@ fn a_peer_that_never_leaves_an_operation_does_not_keep_it() {
 #[test]
 fn a_short_send_does_not_end_before_one_that_waits_for_its_memory() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // On a busy machine the peer can lose its connection before anything is sent behind the first send.
+    assert!(
+        (0..10).any(|_| short_sends_end_in_order()),
+        "nothing was sent behind it"
+    );
+}
+
+/// Returns false if nothing was sent behind the first one.
+fn short_sends_end_in_order() -> bool {
     let context = context(LocalMode::Require);
     let (kind, design) = (Kind::SeqPacket, Design::Source);
     let listener = listener(&context, kind, |o| o.design = design);
@@ -240,7 +249,9 @@ fn a_short_send_does_not_end_before_one_that_waits_for_its_memory() {
             .dequeue(&mut events, 64, 1, Some(Duration::from_millis(20)))
             .unwrap();
     }
-    assert!(sent > 2, "nothing was sent behind it");
+    if sent <= 2 {
+        return false;
+    }
     while events.len() < sent as usize {
         assert!(begun.elapsed() < 2 * BOUND, "{events:?}");
         queue
@@ -249,6 +260,7 @@ fn a_short_send_does_not_end_before_one_that_waits_for_its_memory() {
     }
     let tokens: Vec<u64> = events.iter().map(|event| event.token).collect();
     assert_eq!(tokens, (0..sent).collect::<Vec<_>>());
+    true
 }
 
 /// Another process, which sends without end.
