@@ -20,7 +20,11 @@ pub struct LimitReached {
 
 impl LimitReached {
     /// An error if more than the limit is asked for.
-    pub(crate) fn check(
+    ///
+    /// # Errors
+    /// [`Error::Limit`].
+    #[doc(hidden)]
+    pub fn check(
         what: &'static str,
         field: &'static str,
         asked: u32,

@@ -66,9 +66,9 @@ impl QpInit {
             return Err(TWO_DEVICES);
         };
         let max_wr = self.max_send_wr.max(self.max_recv_wr);
-        within("outstanding requests", "max_qp_wr", max_wr, most.max_wr)?;
+        LimitReached::check("outstanding requests", "max_qp_wr", max_wr, most.max_wr)?;
         let elements = "scatter/gather elements of a request";
-        within(elements, "max_sge", self.max_sge, most.max_sge)?;
+        LimitReached::check(elements, "max_sge", self.max_sge, most.max_sge)?;
         let mut init = weft_nic::QpInit {
             send_cq,
             recv_cq,
@@ -93,18 +93,6 @@ impl QpInit {
 }
 
 const TWO_DEVICES: Error = Error::Invalid("objects of two devices");
-
-fn within(what: &'static str, field: &'static str, asked: u32, limit: u32) -> Result<(), Error> {
-    if asked <= limit {
-        return Ok(());
-    }
-    Err(Error::Limit(LimitReached {
-        what,
-        field,
-        asked: asked.into(),
-        limit: limit.into(),
-    }))
-}
 
 /// What an RNIC takes.
 #[derive(Clone)]
