@@ -223,10 +223,7 @@ impl Request {
 
     /// The request at the soft RNIC.
     pub fn soft(&self) -> Option<&crate::cm::Request> {
-        match &self.0 {
-            Either::Soft((_, request)) => Some(request),
-            Either::Rnic(_) => None,
-        }
+        self.0.soft().map(|(_, request)| request)
     }
 
     /// The private data of the initiator's program. They can be followed by zero bytes.

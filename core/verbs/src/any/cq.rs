@@ -15,10 +15,7 @@ pub struct Cq(pub(super) Either<crate::Cq, weft_nic::Cq>);
 impl Cq {
     /// That of the soft RNIC.
     pub fn soft(&self) -> Option<&crate::Cq> {
-        match &self.0 {
-            Either::Soft(cq) => Some(cq),
-            Either::Rnic(_) => None,
-        }
+        self.0.soft()
     }
 
     /// As [`crate::Cq::poll`].

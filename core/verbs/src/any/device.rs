@@ -214,10 +214,7 @@ impl From<crate::Device> for Device {
 impl Device {
     /// The soft RNIC.
     pub fn soft(&self) -> Option<&crate::Device> {
-        match &self.0 {
-            Either::Soft(device) => Some(device),
-            Either::Rnic(_) => None,
-        }
+        self.0.soft()
     }
 
     /// The name of the RNIC; `None`: the soft RNIC.

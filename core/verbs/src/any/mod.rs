@@ -41,3 +41,13 @@ enum Either<S, R> {
     Soft(S),
     Rnic(R),
 }
+
+impl<S, R> Either<S, R> {
+    #[inline]
+    fn soft(&self) -> Option<&S> {
+        match self {
+            Self::Soft(it) => Some(it),
+            Self::Rnic(_) => None,
+        }
+    }
+}

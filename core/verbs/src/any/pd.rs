@@ -13,10 +13,7 @@ pub struct Pd(pub(super) Either<crate::Pd, weft_nic::Pd>);
 impl Pd {
     /// That of the soft RNIC.
     pub fn soft(&self) -> Option<&crate::Pd> {
-        match &self.0 {
-            Either::Soft(pd) => Some(pd),
-            Either::Rnic(_) => None,
-        }
+        self.0.soft()
     }
 
     /// As [`crate::Pd::alloc_mr`]; the address of the first byte is not 0 on an RNIC.
@@ -69,10 +66,7 @@ impl From<crate::Mr> for Mr {
 impl Mr {
     /// That of the soft RNIC.
     pub fn soft(&self) -> Option<&crate::Mr> {
-        match &self.0 {
-            Either::Soft(mr) => Some(mr),
-            Either::Rnic(_) => None,
-        }
+        self.0.soft()
     }
 
     /// Key for our own work requests.

@@ -128,10 +128,7 @@ impl Qp {
 
     /// That of the soft RNIC.
     pub fn soft(&self) -> Option<&crate::Qp> {
-        match &self.0 {
-            Either::Soft(soft) => Some(&soft.qp),
-            Either::Rnic(_) => None,
-        }
+        self.0.soft().map(|soft| &soft.qp)
     }
 
     /// Its number.
