@@ -11,11 +11,11 @@ const SONAME: &str = "libexs.so.0";
 const SYMBOL_VERSION: &str = "EXS_1.0";
 
 /// Builds the library and writes all files below `dir`. Returns a summary.
-pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
+pub(crate) fn lay_out(dir: &Path, profile: library::Profile) -> Result<String, String> {
     let root = library::root()?;
     let header = read(&root.join("include/sys/exs.h"))?;
     let symbols: Vec<Symbol> = calls(&header).into_iter().map(symbol).collect();
-    let (archive, version) = library::build(root, "weft-libexs", "exs", release)?;
+    let (archive, version) = library::build(root, "weft-libexs", "exs", profile)?;
     let full = format!("libexs.so.{version}");
     let lib = dir.join("lib");
     fs::create_dir_all(lib.join("pkgconfig")).map_err(at(&lib))?;
@@ -26,7 +26,7 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         symbols: &symbols,
         forwards: false,
         inputs: &inputs,
-        strip: release,
+        strip: profile.strips(),
     }
     .link()?;
     symlink(&full, &lib.join(SONAME))?;

@@ -240,24 +240,75 @@ fn assembly(symbols: &[Symbol], forwards: bool, arch: &str) -> Result<String, St
     Ok(text)
 }
 
-/// The profile of what packages hold, and its folder in the target folder.
-const PACKAGED: &str = "packaged";
+/// How the code of a library is compiled: a profile of cargo.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// For tests.
+    Debug,
+    /// For a first look: most of it is compiled for `weft` already.
+    Release,
+    /// What packages hold.
+    Packaged,
+}
+
+impl Profile {
+    /// The profile that the options of a command line name.
+    pub(crate) fn of(options: &[&str]) -> Option<Profile> {
+        match options {
+            [] => Some(Profile::Packaged),
+            ["--release"] => Some(Profile::Release),
+            ["--debug"] => Some(Profile::Debug),
+            _ => None,
+        }
+    }
+
+    /// Its name for cargo, and its folder in the target folder.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Profile::Debug => ("dev", "debug"),
+            Profile::Release => ("release", "release"),
+            Profile::Packaged => ("packaged", "packaged"),
+        }
+    }
+
+    /// Whether the library goes to users, without what only debuggers read.
+    pub(crate) fn strips(self) -> bool {
+        self != Profile::Debug
+    }
+}
+
+/// What `./x dist` builds. Cargo chooses the features of what crates share by all packages of a command line: with the same packages each time, which add
+/// none to what `weft` takes, nothing is compiled twice.
+const TOGETHER: [&str; 10] = [
+    "weft",
+    "weft-libadvise",
+    "weft-libexs",
+    "weft-libfi",
+    "weft-libfs",
+    "weft-libibverbs",
+    "weft-libmalloc",
+    "weft-libsysfs",
+    "weft-preload",
+    "xtask",
+];
 
 /// Builds the static library of a package (`lib{name}.a`) with cargo. Returns its path and its version.
 pub(crate) fn build(
     root: &Path,
     package: &str,
     name: &str,
-    release: bool,
+    profile: Profile,
 ) -> Result<(PathBuf, String), String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(&cargo);
     command
         .current_dir(root)
         .args(["build", "--quiet", "--locked", "-p", package]);
-    if release {
-        command.args(["--profile", PACKAGED]);
+    if profile == Profile::Release {
+        command.args(TOGETHER.map(|package| format!("-p={package}")));
     }
+    let (profile, folder) = profile.names();
+    command.args(["--profile", profile]);
     run(&mut command)?;
     let metadata = output(Command::new(&cargo).current_dir(root).args([
         "metadata",
@@ -277,8 +328,7 @@ pub(crate) fn build(
     ) else {
         return Err("cargo metadata has an unexpected form".into());
     };
-    let profile = if release { PACKAGED } else { "debug" };
-    let archive = Path::new(target).join(profile).join(format!("lib{name}.a"));
+    let archive = Path::new(target).join(folder).join(format!("lib{name}.a"));
     Ok((archive, version.to_owned()))
 }
 

@@ -22,16 +22,17 @@ cargo xtask deps    check the crates against the table in ARCHITECTURE.md: every
                     unsafe code stays in the crates that may have it, no source file or function is too
                     long, modules of a crate do not import each other in a circle; decision pages have one form
                     and are all listed
-cargo xtask libexs DIR [--debug]
+cargo xtask libexs DIR [--release|--debug]
                     the C library of extended sockets below DIR: lib/, include/, share/man/, lib/pkgconfig/
-cargo xtask verbs DIR [--debug]
+cargo xtask verbs DIR [--release|--debug]
                     libibverbs and librdmacm below DIR: lib/, lib/pkgconfig/
-cargo xtask run DIR [--debug]
+cargo xtask run DIR [--release|--debug]
                     the preload library of `weft run` below DIR: lib/
-cargo xtask advise DIR [--debug]
+cargo xtask advise DIR [--release|--debug]
                     the preload library of `weft advise` below DIR: lib/
-cargo xtask fs DIR [--debug]
+cargo xtask fs DIR [--release|--debug]
                     the preload library of `weft fs run` below DIR: lib/
+                    Without an option they are as packages hold them; --release is for a first look, --debug for tests.
 cargo xtask inventory DIR PACKAGE [CRATE...]
                     what is linked into a package that is made of these crates: DIR/sbom.cdx.json and DIR/copyright
 cargo xtask publish the crates that are ready for a registry, one a line, each after those that it needs";
@@ -55,7 +56,7 @@ fn main() -> ExitCode {
             what @ ("libexs" | "verbs" | "run" | "advise" | "fs"),
             dir,
             ref options @ ..,
-        ] if matches!(options, [] | ["--debug"]) => {
+        ] if let Some(profile) = library::Profile::of(options) => {
             let lay_out = match what {
                 "verbs" => verbs::lay_out,
                 "run" => run::lay_out,
@@ -63,7 +64,7 @@ fn main() -> ExitCode {
                 "fs" => run::lay_out_fs,
                 _ => libexs::lay_out,
             };
-            match lay_out(Path::new(dir), options.is_empty()) {
+            match lay_out(Path::new(dir), profile) {
                 Ok(summary) => {
                     println!("{summary}");
                     ExitCode::SUCCESS

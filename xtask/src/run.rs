@@ -6,18 +6,18 @@ use std::path::Path;
 use crate::library::{self, at};
 
 /// Builds the preload libraries of `weft run` and writes them below `dir`. Returns a summary.
-pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
+pub(crate) fn lay_out(dir: &Path, profile: library::Profile) -> Result<String, String> {
     let crate_name = "weft_malloc_preload";
     put(
         dir,
-        release,
+        profile,
         "weft-libmalloc",
         crate_name,
         "libweft-malloc.so",
     )?;
     put(
         dir,
-        release,
+        profile,
         "weft-preload",
         "weft_run_preload",
         "libweft-run.so",
@@ -25,11 +25,11 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
 }
 
 /// The same for `weft advise`.
-pub(crate) fn lay_out_advise(dir: &Path, release: bool) -> Result<String, String> {
+pub(crate) fn lay_out_advise(dir: &Path, profile: library::Profile) -> Result<String, String> {
     let crate_name = "weft_advise_preload";
     put(
         dir,
-        release,
+        profile,
         "weft-libadvise",
         crate_name,
         "libweft-advise.so",
@@ -37,10 +37,10 @@ pub(crate) fn lay_out_advise(dir: &Path, release: bool) -> Result<String, String
 }
 
 /// The same for `weft fs run`.
-pub(crate) fn lay_out_fs(dir: &Path, release: bool) -> Result<String, String> {
+pub(crate) fn lay_out_fs(dir: &Path, profile: library::Profile) -> Result<String, String> {
     put(
         dir,
-        release,
+        profile,
         "weft-libfs",
         "weft_fs_preload",
         "libweft-fs.so",
@@ -49,12 +49,12 @@ pub(crate) fn lay_out_fs(dir: &Path, release: bool) -> Result<String, String> {
 
 fn put(
     dir: &Path,
-    release: bool,
+    profile: library::Profile,
     package: &str,
     crate_name: &str,
     name: &str,
 ) -> Result<String, String> {
-    let (archive, _) = library::build(library::root()?, package, crate_name, release)?;
+    let (archive, _) = library::build(library::root()?, package, crate_name, profile)?;
     let built = archive.with_extension("so");
     let lib = dir.join("lib");
     fs::create_dir_all(&lib).map_err(at(&lib))?;

@@ -26,7 +26,7 @@ const STANDS_FOR: [(&str, &str, &str); 2] = [
 ];
 
 /// Builds the libraries and writes all files below `dir`. Returns a summary.
-pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
+pub(crate) fn lay_out(dir: &Path, profile: library::Profile) -> Result<String, String> {
     let root = library::root()?;
     let symbols = |of: &str| {
         let path = root.join("doors/libibverbs/symbols").join(of);
@@ -38,7 +38,7 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     jump(&mut rdmacm, "weft_cm_", &mut verbs);
     verbs.push(between(TREE.into()));
 
-    let (archive, version) = library::build(root, "weft-libibverbs", "ibverbs", release)?;
+    let (archive, version) = library::build(root, "weft-libibverbs", "ibverbs", profile)?;
     let lib = dir.join("lib");
     fs::create_dir_all(lib.join("pkgconfig")).map_err(at(&lib))?;
     let full = |soname: &str| format!("{soname}.{version}");
@@ -50,7 +50,7 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         symbols: &verbs,
         forwards: false,
         inputs: &inputs,
-        strip: release,
+        strip: profile.strips(),
     }
     .link()?;
     let inputs = [
@@ -65,14 +65,14 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         symbols: &rdmacm,
         forwards: true,
         inputs: &inputs.map(String::from),
-        strip: release,
+        strip: profile.strips(),
     }
     .link()?;
     for (package, library, name) in [
         ("weft-libsysfs", "weft_sysfs_preload", SYSFS),
         ("weft-libfi", "weft_fi_provider", FI),
     ] {
-        let (archive, _) = library::build(root, package, library, release)?;
+        let (archive, _) = library::build(root, package, library, profile)?;
         let built = archive.with_extension("so");
         library::copy(&built, &lib.join(name))?;
     }
