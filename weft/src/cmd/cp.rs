@@ -17,7 +17,7 @@ use crate::cp::listener::{Config, Events, Listener};
 use crate::cp::protocol::{About, Fetch, FileFlags, RelPath, RingAdvert};
 use crate::cp::receiver::{self, Totals, Watch};
 use crate::cp::sender::{self, Progress, Report};
-use crate::cp::session::{self, Via, Who, Wire};
+use crate::cp::session::{self, Via, Wire};
 use crate::cp::store::{Policy, Store, StoreError};
 use crate::cp::target::Target;
 use crate::cp::walk::{Plan, What};
@@ -25,9 +25,8 @@ use crate::cp::{DEFAULT_PORT, DEFAULT_SLOT_LEN, DEFAULT_SLOTS, cpu_time};
 use weft_cli::failure::{Exit, Failure, without_numbers};
 use weft_cli::global::Global;
 use weft_cli::identity::authorized::Authorized;
-use weft_cli::identity::known::Known;
-use weft_cli::identity::trust::Trust;
-use weft_cli::identity::{Folder, keypair};
+use weft_cli::identity::credentials::Credentials;
+use weft_cli::identity::keypair;
 use weft_cli::say;
 use weft_cli::values::carrier;
 use weft_service::endpoint::parse_bind;
@@ -312,24 +311,12 @@ impl Args {
     }
 
     /// The sender's key, and the known keys of the listener at `target`.
-    fn who(&self, target: &Target) -> Result<Who, Failure> {
-        // The shared key identifies both sides.
-        let own = match self.key {
-            Some(_) => None,
-            None => keypair::own(self.identity.as_deref())?,
-        };
-        let trust = self.key.is_none().then(|| {
-            let known = Folder::of_user().map(|folder| Known::at(&folder.known_peers()));
-            let name = target.server.to_string();
-            Trust::new(name, known.ok(), self.peers.clone())
-        });
-        let lasting = own.is_some();
-        let identity = own.map_or_else(keypair::generate, Ok)?;
-        Ok(Who {
-            identity,
-            lasting,
-            trust,
-        })
+    fn credentials(&self, target: &Target) -> Result<Credentials, Failure> {
+        let name = target.server.to_string();
+        match self.key {
+            Some(_) => Credentials::shared(name),
+            None => Credentials::new(name, self.identity.as_deref(), self.peers.clone()),
+        }
     }
 
     /// The key pair of a listener, and its file if it was just created.
@@ -479,7 +466,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         args.wire(),
         &args.via(),
         &options,
-        args.who(&target)?,
+        args.credentials(&target)?,
     )?;
     let began = Instant::now();
     let silent = global.quiet || args.no_progress || args.dry_run;
@@ -600,7 +587,7 @@ fn fetch(
         store.only(names);
     }
     let options = args.sending(key.clone());
-    let peer = session::connect(first, args.wire(), &args.via(), &options, args.who(first)?)?;
+    let peer = session::connect(first, args.wire(), &args.via(), &options, args.credentials(first)?)?;
     let began = Instant::now();
     let watch = Fetching {
         quiet: global.quiet,

@@ -7,7 +7,7 @@ use weft_verbs::Path;
 use weft_verbs::any::cm::{Connection, Dial};
 use weft_verbs::any::{Choice, Device};
 use weft_verbs::cm::{ConnParam, ConnectError, LinkOptions};
-use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
+use weft_verbs::tls::{Tls, TlsError};
 
 use super::START_PATIENCE;
 use super::auth::fill_random;
@@ -23,8 +23,7 @@ use super::tcp::TcpLink;
 use super::walk::Plan;
 use weft_cli::address::resolve;
 use weft_cli::failure::Failure;
-use weft_cli::identity::keypair;
-use weft_cli::identity::trust::{Trust, Verdict};
+use weft_cli::identity::credentials::Credentials;
 
 /// The transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -126,35 +125,13 @@ pub(super) fn is_us(uid: u32) -> bool {
     uid == rustix::process::geteuid().as_raw()
 }
 
-/// The sender, and the receiver.
-#[derive(Debug, Clone)]
-pub struct Who {
-    /// The sender's key pair.
-    pub identity: Identity,
-    /// Whether others can know the key.
-    pub lasting: bool,
-    /// The known keys of the receiver. `None` if both prove a shared key.
-    pub trust: Option<Trust>,
-}
-
-impl Who {
-    /// The keys of a receiver that will do; `None`: any.
-    fn good(&self) -> Result<Option<Vec<Fingerprint>>, Failure> {
-        let Some(trust) = &self.trust else {
-            return Ok(None);
-        };
-        let own = self.lasting.then_some(&self.identity);
-        trust.good(own).map(Some)
-    }
-}
-
 /// A connection to a receiver that has let us in.
 pub struct Receiver {
     addr: SocketAddr,
     link: Box<dyn Link>,
     ours: Hello,
     theirs: Hello,
-    who: Who,
+    who: Credentials,
 }
 
 /// Connects to a receiver, once it is clear that it is the one that is meant: its key is known, or our own, or the user says so.
@@ -163,7 +140,7 @@ pub fn connect(
     wire: Wire,
     via: &Via,
     options: &sender::Options,
-    who: Who,
+    who: Credentials,
 ) -> Result<Receiver, Failure> {
     let has_key = options.key.is_some();
     let mut last = None;
@@ -267,58 +244,34 @@ fn dial_plain(
     Ok((Box::new(link), reply.to_vec()))
 }
 
-/// The key of this side, and the check of the receiver's.
-fn tls(who: &Who) -> Result<Tls, Failure> {
-    let good = who.good()?;
-    Tls::new(who.identity.clone())
-        .and_then(|tls| match good {
-            Some(good) => tls.allow(move |key| good.contains(&key.fingerprint())),
-            None => Ok(tls),
-        })
-        .map_err(|e| keypair::unusable(&e))
-}
-
 fn dial(
     addr: SocketAddr,
     via: &Via,
     ours: &Hello,
     patience: Duration,
-    who: &Who,
+    who: &Credentials,
 ) -> Result<(Box<dyn Link>, Vec<u8>), Dialed> {
     let device = via.open(|choice| choice.rnic_to(addr))?;
-    // The second time the key is known.
-    for _ in 0..2 {
+    who.connect(|| {
         let dial = Dial::new(&device, addr, START_PATIENCE)
             .map_err(|e| refused(addr, ours.key, e, who))?;
         let (prepared, qp) = Prepared::new(&device, |pd, init| dial.create_qp(pd, init))
             .map_err(|e| no_device(&e))?;
-        let tls = if via.plain { None } else { Some(tls(who)?) };
-        let key = match dial.connect(qp, &param(tls, ours.encode().to_vec())) {
+        let tls = if via.plain { None } else { Some(who.tls()?) };
+        match dial.connect(qp, &param(tls, ours.encode().to_vec())) {
             Ok(Connection { qp, private_data }) => {
-                let link = RdmaLink::new(prepared, qp, patience);
-                return Ok((Box::new(link), private_data));
+                let link: Box<dyn Link> = Box::new(RdmaLink::new(prepared, qp, patience));
+                Ok(Ok((link, private_data)))
             }
             // Nothing was sent: the connection ended in its handshake.
-            Err(ConnectError::Tls(TlsError::KeyRefused(key))) => key,
-            Err(e) => return Err(refused(addr, ours.key, e, who)),
-        };
-        if let Some(trust) = &who.trust {
-            match trust.judge(&key)? {
-                Verdict::Known => {}
-                Verdict::Unknown => trust.ask(&key)?,
-                Verdict::Wrong(failure) => return Err(failure.into()),
-            }
+            Err(ConnectError::Tls(TlsError::KeyRefused(key))) => Ok(Err(key)),
+            Err(e) => Err(refused(addr, ours.key, e, who)),
         }
-    }
-    Err(Failure::refused(format!(
-        "what listens on {addr} shows another key each time"
-    ))
-    .hint("if it was started with --key FILE, pass that key here too")
-    .into())
+    })
 }
 
 /// Why there is no connection.
-fn refused(addr: SocketAddr, has_key: bool, e: ConnectError, who: &Who) -> Dialed {
+fn refused(addr: SocketAddr, has_key: bool, e: ConnectError, who: &Credentials) -> Dialed {
     let port = "check the port; `weft cp --listen` prints the one that it uses";
     Dialed::Final(match e {
         ConnectError::Rejected { private_data } => {
@@ -356,7 +309,12 @@ fn refused(addr: SocketAddr, has_key: bool, e: ConnectError, who: &Who) -> Diale
 }
 
 /// Checks a receiver's hello.
-fn check_reply(addr: SocketAddr, reply: &[u8], key: bool, who: &Who) -> Result<Hello, Failure> {
+fn check_reply(
+    addr: SocketAddr,
+    reply: &[u8],
+    key: bool,
+    who: &Credentials,
+) -> Result<Hello, Failure> {
     let reply = &reply[..reply.len().min(HELLO_LEN)];
     let theirs = Hello::decode(reply).map_err(|e| match e {
         // A listener that cannot accept has no room for words either.
@@ -405,25 +363,15 @@ fn full(addr: SocketAddr) -> Failure {
     .hint("try again later, or start it with a greater --max-senders")
 }
 
-fn stranger(addr: SocketAddr, who: &Who) -> Failure {
+fn stranger(addr: SocketAddr, who: &Credentials) -> Failure {
     let failure = Failure::refused(format!(
         "the receiver at {addr} takes files only from its own user on its machine, and from those whose keys it knows"
     ));
-    if who.lasting {
-        failure.hint(format!(
-            "add this line to ~/.config/weft/authorized_keys there:\n  {}",
-            keypair::line(&who.identity.public_key())
-        ))
-    } else {
-        failure.hint(
-            "make a key pair here with `weft key`, and add the line that it prints to ~/.config/weft/authorized_keys there; or give both \
-             sides a shared key with --key FILE",
-        )
-    }
+    who.unknown_there(failure)
 }
 
 /// The cause of a transfer's end, for the sender's user.
-fn explain(addr: SocketAddr, e: &SendError, who: &Who) -> Failure {
+fn explain(addr: SocketAddr, e: &SendError, who: &Credentials) -> Failure {
     match e {
         SendError::Link(LinkError::Gone(why)) => {
             Failure::peer(format!("the connection to {addr} ended: {why}"))

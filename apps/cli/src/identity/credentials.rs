@@ -16,7 +16,8 @@ pub struct Credentials {
     identity: Identity,
     /// Whether the key pair is the user's, and not made for this connection.
     lasting: bool,
-    trust: Trust,
+    /// `None`: any listener, which proves itself by other means.
+    trust: Option<Trust>,
 }
 
 impl Credentials {
@@ -32,7 +33,17 @@ impl Credentials {
         Ok(Self {
             lasting: own.is_some(),
             identity: own.map_or_else(keypair::generate, Ok)?,
-            trust: Trust::new(listener.clone(), known.ok(), peers),
+            trust: Some(Trust::new(listener.clone(), known.ok(), peers)),
+            listener,
+        })
+    }
+
+    /// For a connection on which both sides prove a shared key: a key pair for this connection, and any listener.
+    pub fn shared(listener: String) -> Result<Self, Failure> {
+        Ok(Self {
+            lasting: false,
+            identity: keypair::generate()?,
+            trust: None,
             listener,
         })
     }
@@ -41,7 +52,7 @@ impl Credentials {
     #[must_use]
     pub fn to(&self, listener: String) -> Self {
         Self {
-            trust: self.trust.of(listener.clone()),
+            trust: self.trust.as_ref().map(|trust| trust.of(listener.clone())),
             listener,
             ..self.clone()
         }
@@ -50,9 +61,16 @@ impl Credentials {
     /// What TLS does with them.
     pub fn tls(&self) -> Result<Tls, Failure> {
         let own = self.lasting.then_some(&self.identity);
-        let good = self.trust.good(own)?;
+        let good = self
+            .trust
+            .as_ref()
+            .map(|trust| trust.good(own))
+            .transpose()?;
         Tls::new(self.identity.clone())
-            .and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint())))
+            .and_then(|tls| match good {
+                Some(good) => tls.allow(move |key| good.contains(&key.fingerprint())),
+                None => Ok(tls),
+            })
             .map_err(|e| keypair::unusable(&e))
     }
 
@@ -68,9 +86,10 @@ impl Credentials {
                 Ok(connected) => return Ok(connected),
                 Err(key) => key,
             };
-            match self.trust.judge(&key)? {
+            let Some(trust) = &self.trust else { continue };
+            match trust.judge(&key)? {
                 Verdict::Known => {}
-                Verdict::Unknown => self.trust.ask(&key)?,
+                Verdict::Unknown => trust.ask(&key)?,
                 Verdict::Wrong(failure) => return Err(failure.into()),
             }
         }
@@ -107,7 +126,11 @@ mod tests {
         let keys = [(), ()].map(|()| keypair::generate().unwrap().public_key());
         let listener = "host:1".to_owned();
         let credentials = Credentials {
-            trust: Trust::new(listener.clone(), None, vec![keys[0].fingerprint()]),
+            trust: Some(Trust::new(
+                listener.clone(),
+                None,
+                vec![keys[0].fingerprint()],
+            )),
             listener,
             identity: keypair::generate().unwrap(),
             lasting: false,
