@@ -298,6 +298,41 @@ static void two_names(void)
 	show("then", accepted);
 }
 
+/* Says what is left of 200 ms. */
+static void show_rest(const char *what, const struct timespec *rest)
+{
+	long ms = rest->tv_sec * 1000 + rest->tv_nsec / 1000000;
+	printf("%s: %s is left\n", what, rest->tv_sec == 0 && rest->tv_nsec == 0 ? "nothing" : ms < 200 ? "some" : "all");
+}
+
+static void rests(void)
+{
+	const struct timespec full = {0, 200000000};
+	connected(NULL, NULL);
+	warm();
+	for (int ready = 0; ready < 2; ready++) {
+		struct pollfd one = {accepted, POLLIN, 0};
+		struct timespec rest = full;
+		fd_set set;
+		if (ready)
+			give(dialled, "x");
+		long n = syscall(SYS_ppoll, &one, 1, &rest, NULL, 8);
+		printf("%ld ", n);
+		show_rest("ppoll", &rest);
+		rest = full;
+		FD_ZERO(&set);
+		FD_SET(accepted, &set);
+		n = syscall(SYS_pselect6, accepted + 1, &set, NULL, NULL, &rest, NULL);
+		printf("%ld ", n);
+		show_rest("pselect6", &rest);
+	}
+	/* One of the times is in memory that cannot be written. */
+	static const struct timespec fixed = {0, 1000000};
+	printf("%ld\n", syscall(SYS_ppoll, NULL, 0, &fixed, NULL, 8));
+	struct timespec rest = {0, 1000000000};
+	printf("%ld %d %ld\n", syscall(SYS_ppoll, NULL, 0, &rest, NULL, 8), errno == EINVAL, rest.tv_nsec);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -312,6 +347,7 @@ static const struct {
 	{"sendfile_from_what_is_no_file_is_the_kernels", not_a_file},
 	{"a_thread_that_allows_itself_reads_and_writes_only_goes_on", sandbox},
 	{"an_epoll_set_with_two_names_keeps_its_connections", two_names},
+	{"waits_by_their_numbers_write_the_time_that_is_left", rests},
 };
 
 int main(int n, char **words)
