@@ -53,6 +53,7 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
             libc::SYS_recvmsg => io::recvmsg(fd, pointer(b), c as c_int) as c_long,
             libc::SYS_sendmsg => io::sendmsg(fd, pointer(b), c as c_int) as c_long,
             libc::SYS_socket => sock::socket(fd, b as c_int, c as c_int).into(),
+            libc::SYS_bind => sock::bind(fd, pointer(b), c as u32).into(),
             libc::SYS_connect => sock::connect(fd, pointer(b), c as u32).into(),
             libc::SYS_accept4 => sock::accept4(fd, pointer(b), pointer(c), d as c_int).into(),
             libc::SYS_shutdown => sock::shutdown(fd, b as c_int).into(),

@@ -12,6 +12,7 @@ weft_sys::next! {
     "C-unwind"
 
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
     accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;

@@ -19,6 +19,8 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
+#include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <unistd.h>
 
@@ -333,6 +335,75 @@ static void rests(void)
 	printf("%ld %d %ld\n", syscall(SYS_ppoll, NULL, 0, &rest, NULL, 8), errno == EINVAL, rest.tv_nsec);
 }
 
+/* Whether each send has room that poll has announced, until it announces none. */
+static void exact_fill(void)
+{
+	static char piece[1 << 16];
+	struct pollfd one;
+	int refused = 0;
+	connected(NULL, NULL);
+	warm();
+	fcntl(dialled, F_SETFL, O_NONBLOCK);
+	one = (struct pollfd){dialled, POLLOUT, 0};
+	while (poll(&one, 1, 0) == 1)
+		refused += send(dialled, piece, sizeof piece, 0) <= 0;
+	printf("%d sends found no room\n", refused);
+	check(recv(accepted, piece, sizeof piece, 0) > 0, "recv");
+}
+
+static void pace(int fd)
+{
+	unsigned rate = 1000000;
+	check(setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate) == 0, "SO_MAX_PACING_RATE");
+}
+
+/* Sends half a megabyte, and says whether that took as long as the rate demands. */
+static void show_pace(const char *what)
+{
+	static char bytes[500000];
+	struct timespec begun, ended;
+	size_t got = 0;
+	clock_gettime(CLOCK_MONOTONIC, &begun);
+	pid_t child = fork();
+	if (child == 0) {
+		for (size_t sent = 0; sent < sizeof bytes;) {
+			ssize_t n = write(dialled, bytes + sent, sizeof bytes - sent);
+			check(n > 0, "write");
+			sent += n;
+		}
+		_exit(0);
+	}
+	while (got < sizeof bytes) {
+		ssize_t n = read(accepted, bytes, sizeof bytes - got);
+		check(n > 0, "read");
+		got += n;
+	}
+	clock_gettime(CLOCK_MONOTONIC, &ended);
+	waitpid(child, NULL, 0);
+	double took = ended.tv_sec - begun.tv_sec + (ended.tv_nsec - begun.tv_nsec) / 1e9;
+	printf("%s: %s\n", what, took > 0.2 ? "paced" : "at once");
+}
+
+static void paced_and_filtered(void)
+{
+	struct sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
+	struct sock_fprog filter = {1, &nothing};
+	connected(NULL, NULL);
+	warm();
+	pace(dialled);
+	show_pace("pace");
+	connected(pace, NULL);
+	warm();
+	show_pace("pace before connect");
+	connected(NULL, NULL);
+	warm();
+	give(dialled, "before");
+	check(setsockopt(accepted, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0, "SO_ATTACH_FILTER");
+	show("before the filter", accepted);
+	give(dialled, "behind");
+	printf("behind the filter: readable %d\n", is_readable(accepted, 300));
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -348,6 +419,8 @@ static const struct {
 	{"a_thread_that_allows_itself_reads_and_writes_only_goes_on", sandbox},
 	{"an_epoll_set_with_two_names_keeps_its_connections", two_names},
 	{"waits_by_their_numbers_write_the_time_that_is_left", rests},
+	{"a_send_has_the_room_that_poll_announces", exact_fill},
+	{"limits_of_the_rate_and_filters_hold", paced_and_filtered},
 };
 
 int main(int n, char **words)
