@@ -203,6 +203,25 @@ fn poll_select_and_a_shutdown_for_reading_are_as_on_tcp() {
     drop(brokers);
 }
 
+/// The brokers answer only when the sender has ended its direction: it makes no call that would hear the answer.
+#[test]
+fn an_end_before_the_brokers_answer_is_heard() {
+    let Some(hosts) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let brokers = [start_broker(&hosts[0]), start_broker(&hosts[1])];
+    brokers.iter().for_each(Running::pause);
+    let (both, _) = both_ends(&weft(), &hosts, 9141, "half");
+    while !both[0].text().contains("over") {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    brokers.iter().for_each(Running::go_on);
+    let [client, server] = both.map(Running::end);
+    client.good().says("end: 0 bytes");
+    server.good();
+    drop(brokers);
+}
+
 /// The host of the sender answers no more while a socket is passed on: the call takes two seconds, and the connection is reset.
 #[test]
 fn a_sender_that_does_not_go_back_is_waited_for_two_seconds() {

@@ -18,7 +18,7 @@ use crate::iov::{is_bad, is_optional};
 use crate::stalled_ring::{patient, patient_until};
 use crate::table::{self, Entry};
 use crate::{
-    bell, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, ledger, next,
+    bell, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, ledger, link, next,
     poll as readiness, privileges, ready, return_to_tcp, ring_poll, sets, settings, signal,
 };
 
@@ -224,6 +224,7 @@ weft_sys::interpose! {
             // It ends the waits of other threads, as it does in the kernel.
             next::shutdown(chan.bell(), libc::SHUT_RD);
         }
+        if rc == 0 && how != libc::SHUT_RD { link::stop_asking(conn); }
         if rc == 0 && how != libc::SHUT_RD && let Some(chan) = conn.chan(&inside) {
             // After this, sends are TCP's to refuse; the peer reads the ring to its end and finds the FIN.
             direction::tx_after(conn, chan, Why::None);
