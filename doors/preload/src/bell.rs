@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::Role;
 use weft_ring::stream::{FILL, Stream, Wish};
-use weft_run::connection::Carrier;
+use weft_run::connection::{Carrier, Route};
 use weft_run::meet::Why;
 
 use crate::chan::{Chan, Side};
@@ -138,9 +138,20 @@ pub(crate) fn probe(bell: c_int) -> Heard {
     }
 }
 
-/// Returns true if the peer's end is closed for good, not only for sending: nothing reads it any more.
+/// Returns true if the peer's end is closed for good, not only for sending, or if both directions of the bell have ended.
 pub(crate) fn is_cut(bell: c_int) -> bool {
     kernel::poll_one(bell, 0, 0) != 0
+}
+
+/// Returns true if nothing at the peer's end reads or sends any more. After both directions have ended in order, the kernel shows an open end as it shows a
+/// closed one; then the peer's mark or the end of its process tells.
+pub(crate) fn is_gone(chan: &Chan) -> bool {
+    let (stream, peer) = (&chan.stream, chan.peer());
+    let has_no_input =
+        stream.has_finished(peer) || chan.side().rx_state.load(SeqCst) == Route::After;
+    let is_in_order = has_no_input && stream.has_finished(chan.role);
+    let is_dead = || chan.peer_process != 0 && weft_sys::process::is_gone(chan.peer_process);
+    is_cut(chan.bell()) && (!is_in_order || stream.has_left(peer) || is_dead())
 }
 
 /// The peer's bell or its TCP socket has ended. If its process was killed with our bytes unread in the ring, the kernel does not know of them, and has sent an orderly

@@ -356,7 +356,7 @@ fn await_move(
     (got, waits): (usize, &mut Waits),
 ) -> Option<Step> {
     const PAUSE_MS: c_int = 2;
-    if bell::is_cut(chan.bell()) {
+    if bell::is_gone(chan) {
         return Some(Step::Done(conn.reset(chan, Why::SourceLost)));
     }
     let left = waits.deadline.left(&chan.side().receive_limit);
