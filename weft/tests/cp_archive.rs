@@ -192,6 +192,24 @@ fn a_listener_without_the_option_or_the_right_keeps_no_owner_and_no_special_bits
 }
 
 #[test]
+fn links_that_are_refused_are_some_of_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("tree"), dir.path().join("to"));
+    fs::create_dir(&from).unwrap();
+    fs::create_dir(&to).unwrap();
+    fs::write(from.join("a"), "file").unwrap();
+    symlink("a", from.join("within")).unwrap();
+    symlink("/etc/passwd", from.join("out")).unwrap();
+    let listener = Listener::start(&to, &[]);
+    let out = send(
+        &["-r", "--links", from.to_str().unwrap()],
+        &listener.target(""),
+    );
+    assert!(out.stdout.starts_with("2 files"), "{out:?}");
+    assert!(out.stderr.contains("1 of 3 could not be sent"), "{out:?}");
+}
+
+#[test]
 fn attributes_that_nobody_asked_for_are_not_given() {
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("to");

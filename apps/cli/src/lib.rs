@@ -6,7 +6,6 @@
 
 pub mod address;
 pub mod args;
-pub mod elf;
 pub mod failure;
 pub mod global;
 pub mod identity;

@@ -3,7 +3,7 @@
 //! All calls of the kernel are here: readiness ([`Epoll`], [`EventFd`], [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), the identity of
 //! their peers ([`diag`]), vectored I/O on raw memory ([`raw`]), page mappings ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`liveness`]),
 //! objects that a forked child must create again ([`PerProcess`]), network interfaces ([`interfaces`], [`tun`]), and the machine's limits ([`limits`], [`cpu`]).
-//! Preload libraries find the functions behind theirs by [`mod@next`]. [`settings`] reads the variables of the environment.
+//! Preload libraries find the functions behind theirs by [`mod@next`]; [`elf`] tells which programs can load one. [`settings`] reads the variables of the environment.
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
 //! that a preload library replaces (`send`, `recv`, `poll`, `epoll_wait`...): weft may itself run
@@ -17,6 +17,7 @@
 
 pub mod cpu;
 pub mod diag;
+pub mod elf;
 mod epoll;
 mod eventfd;
 mod fork;

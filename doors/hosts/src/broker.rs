@@ -14,7 +14,7 @@ use weft_ring::stream::Stream as Rings;
 use weft_run::connection::Carrier;
 use weft_run::hosts::{self, Answer, Registration};
 use weft_run::meet::Why;
-use weft_sdp::{Listener, Options, Stream};
+use weft_sdp::{Listener, Options, Source, Stream};
 use weft_sys::process::is_gone;
 use weft_sys::{Interest, poll_fds, unix};
 use weft_verbs::Device;
@@ -22,6 +22,7 @@ use weft_verbs::ext::lock;
 
 use crate::meet::{self, Waiting};
 use crate::pump::{End, Pump};
+use crate::wire::Frame;
 
 /// Time limit of a dial.
 const DIAL: Duration = Duration::from_secs(5);
@@ -282,17 +283,19 @@ impl Inner {
 
     /// Gets the program's rings once the two brokers mean the same connection.
     fn carry(wire: &OwnedFd, stream: Stream, carrier: Carrier, peer: SocketAddr) {
-        if unix::send_with_fds(wire, &Answer::Go(carrier).emit(), &[]).is_err() {
-            return;
-        }
-        let linked = wait_linked(wire, &stream);
-        let (segment, bell) = match linked {
+        let linked = unix::send_with_fds(wire, &Answer::Go(carrier).emit(), &[])
+            .and_then(|()| wait_linked(wire, &stream))
+            .and_then(|(segment, bell)| {
+                Ok((Rings::open(segment).map_err(io::Error::other)?, bell))
+            });
+        let (rings, bell) = match linked {
             Ok(linked) => linked,
-            Err(error) => return tracing::debug!(%peer, %error, "the program did not go over"),
-        };
-        let rings = match Rings::open(segment) {
-            Ok(rings) => rings,
-            Err(error) => return tracing::debug!(%error, "a program's segment is refused"),
+            Err(error) => {
+                // The peer's program may have gone over, and waits for the word that all comes over TCP.
+                let last = [Frame::End.emit(), Frame::Gone.emit()].concat();
+                let _ = stream.send(&[Source::Bytes(&last)], false);
+                return tracing::debug!(%peer, %error, "the program did not go over");
+            }
         };
         match Pump::new(rings, bell, stream).run() {
             End::Done => tracing::debug!(%peer, "a connection is done"),

@@ -3,7 +3,8 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use common::{Host, broker, hosts, switched, weft};
 use weft_dropin::{Done, Running, Weft, have};
@@ -104,7 +105,7 @@ fn a_broker_that_dies_never_changes_a_byte() {
         let far = start_broker(&hosts[1]);
         let mut victim = Some(if seed % 2 == 0 { near } else { far });
         let done = seeded(&hosts, [&weft(), &weft()], seed, false, || {
-            std::thread::sleep(std::time::Duration::from_millis(pause));
+            std::thread::sleep(Duration::from_millis(pause));
             victim.take().unwrap().kill();
         });
         // Each has all of its bytes, or an error that the connection is broken.
@@ -116,15 +117,29 @@ fn a_broker_that_dies_never_changes_a_byte() {
     }
 }
 
-/// What the client and the server of `ends.py` print; both have gone over to shared memory.
-fn ends([near, far]: &[Host; 2], port: u16, how: &str) -> [Done; 2] {
+/// The client and the server of `ends.py`, and the file of one word between them.
+fn both_ends(
+    side: &Weft,
+    [near, far]: &[Host; 2],
+    port: u16,
+    how: &str,
+) -> ([Running; 2], PathBuf) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/py/ends.py");
-    let line = format!("{} {}", PYTHON.0, script.display());
-    let server = weft().start(&far.on(&format!("{line} server {port} {how}")));
+    let file =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ends-{}-{port}", std::process::id()));
+    let _ = fs::remove_file(&file);
+    let (line, word) = (format!("{} {}", PYTHON.0, script.display()), file.display());
+    let server = side.start(&far.on(&format!("{line} server {port} {how} {word}")));
     far.wait_for(port);
-    let line = format!("{line} client {} {port} {how}", far.v4);
-    let client = weft().run(&near.on(&line));
-    let done = [client, server.end()];
+    let line = format!("{line} client {} {port} {how} {word}", far.v4);
+    let client = side.start(&near.on(&line));
+    ([client, server], file)
+}
+
+/// What they print; both have gone over to shared memory.
+fn ends(hosts: &[Host; 2], port: u16, how: &str) -> [Done; 2] {
+    let (both, _) = both_ends(&weft(), hosts, port, how);
+    let done = both.map(Running::end);
     for one in &done {
         assert!(switched(&one.good().text) > 0, "{}", one.show());
     }
@@ -159,6 +174,79 @@ fn a_connection_that_has_gone_back_to_tcp_has_no_false_events() {
         client.never_says("wrong event");
         client.says("event: ['0x1'] 17 bytes");
     }
+    drop(brokers);
+}
+
+#[test]
+fn poll_select_and_a_shutdown_for_reading_are_as_on_tcp() {
+    let Some(hosts) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let brokers = [start_broker(&hosts[0]), start_broker(&hosts[1])];
+    for (port, how) in [(9121, "waits"), (9123, "shut")] {
+        let plain = both_ends(&Weft::bare(), &hosts, port, how).0;
+        let plain = plain.map(Running::end);
+        let ours = ends(&hosts, port + 1, how);
+        for (plain, ours) in plain.iter().zip(&ours) {
+            let told = |done: &Done| -> Vec<String> {
+                let lines = done.text.lines().filter(|line| !line.is_empty());
+                let is_report =
+                    |line: &&str| line.starts_with("weft run:") || line.starts_with("  ");
+                lines
+                    .filter(|line| !is_report(line))
+                    .map(str::to_owned)
+                    .collect()
+            };
+            assert_eq!(told(ours), told(plain.good()), "{}", ours.show());
+        }
+    }
+    drop(brokers);
+}
+
+/// The brokers answer only when the sender has ended its direction: it makes no call that would hear the answer.
+#[test]
+fn an_end_before_the_brokers_answer_is_heard() {
+    let Some(hosts) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let brokers = [start_broker(&hosts[0]), start_broker(&hosts[1])];
+    brokers.iter().for_each(Running::pause);
+    let (both, _) = both_ends(&weft(), &hosts, 9141, "half");
+    while !both[0].text().contains("over") {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    brokers.iter().for_each(Running::go_on);
+    let [client, server] = both.map(Running::end);
+    client.good().says("end: 0 bytes");
+    server.good();
+    drop(brokers);
+}
+
+/// The host of the sender answers no more while a socket is passed on: the call takes two seconds, and the connection is reset.
+#[test]
+fn a_sender_that_does_not_go_back_is_waited_for_two_seconds() {
+    let Some(hosts) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let brokers = [start_broker(&hosts[0]), start_broker(&hosts[1])];
+    let ([client, server], file) = both_ends(&weft(), &hosts, 9131, "held");
+    while !client.text().contains("over") {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    brokers[0].pause();
+    fs::write(&file, "now\n").unwrap();
+    let server = server.end();
+    brokers[0].go_on();
+    server
+        .good()
+        .says("taken: ConnectionResetError then 0 bytes");
+    let took = server.text.lines().find_map(|line| {
+        let after = line.strip_prefix("passed after ")?;
+        after.strip_suffix(" s")?.parse::<f64>().ok()
+    });
+    let took = took.expect("it says how long");
+    assert!((1.9..8.0).contains(&took), "{}", server.show());
+    client.end();
     drop(brokers);
 }
 

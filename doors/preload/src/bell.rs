@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::Role;
 use weft_ring::stream::{FILL, Stream, Wish};
-use weft_run::connection::Carrier;
+use weft_run::connection::{Carrier, Route};
 use weft_run::meet::Why;
 
 use crate::chan::{Chan, Side};
@@ -104,21 +104,30 @@ pub(crate) fn ring(bell: c_int) -> Heard {
     }
 }
 
-/// Waits until the bell is readable, for `left` nanoseconds at most; leaves the byte in it. `has_some`: a signal ends the wait even if its handler restarts calls.
-pub(crate) fn wait_in(bell: c_int, left: Option<u64>, has_some: bool) -> Heard {
-    if left.is_some() || has_some {
-        let mut list = [kernel::entry(bell, libc::POLLIN)];
-        return match signal::outside(|| kernel::poll(&mut list, millis(left))) {
-            0 => Heard::Late,
-            1.. => probe(bell),
-            _ => Heard::Interrupted,
-        };
+/// Waits until the bell is readable, for `left` nanoseconds at most; leaves the byte in it. The end of the TCP socket `fd` by the kernel is an end, too.
+/// `has_some`: a signal ends the wait even if its handler restarts calls.
+pub(crate) fn wait_in(chan: &Chan, fd: c_int, left: Option<u64>, has_some: bool) -> Heard {
+    let bell = chan.bell();
+    let mut list = [
+        kernel::entry(bell, libc::POLLIN | libc::POLLRDHUP),
+        kernel::entry(fd, 0),
+    ];
+    if chan.carrier != Carrier::Here {
+        list[1].fd = -1;
     }
-    let mut byte = 0_u8;
-    // SAFETY: one byte.
-    result(signal::outside(|| unsafe {
-        next::recv(bell, (&raw mut byte).cast(), 1, libc::MSG_PEEK)
-    }))
+    loop {
+        match signal::outside(|| kernel::poll(&mut list, millis(left))) {
+            0 => return Heard::Late,
+            1.. if list[0].revents == libc::POLLIN => return Heard::Alive,
+            1.. if list[0].revents != 0 => return probe(bell),
+            1.. if follow_abort(fd, chan) => return Heard::End,
+            // Both directions have ended in order, and the bell tells so.
+            1.. => list[1].fd = -1,
+            // The kernel does not restart the call by itself.
+            _ if has_some || left.is_some() || signal::interrupts() => return Heard::Interrupted,
+            _ => {}
+        }
+    }
 }
 
 /// Checks that the peer's end is still open.
@@ -129,9 +138,20 @@ pub(crate) fn probe(bell: c_int) -> Heard {
     }
 }
 
-/// Returns true if the peer's end is closed for good, not only for sending: nothing reads it any more.
+/// Returns true if the peer's end is closed for good, not only for sending, or if both directions of the bell have ended.
 pub(crate) fn is_cut(bell: c_int) -> bool {
     kernel::poll_one(bell, 0, 0) != 0
+}
+
+/// Returns true if nothing at the peer's end reads or sends any more. After both directions have ended in order, the kernel shows an open end as it shows a
+/// closed one; then the peer's mark or the end of its process tells.
+pub(crate) fn is_gone(chan: &Chan) -> bool {
+    let (stream, peer) = (&chan.stream, chan.peer());
+    let has_no_input =
+        stream.has_finished(peer) || chan.side().rx_state.load(SeqCst) == Route::After;
+    let is_in_order = has_no_input && stream.has_finished(chan.role);
+    let is_dead = || chan.peer_process != 0 && weft_sys::process::is_gone(chan.peer_process);
+    is_cut(chan.bell()) && (!is_in_order || stream.has_left(peer) || is_dead())
 }
 
 /// The peer's bell or its TCP socket has ended. If its process was killed with our bytes unread in the ring, the kernel does not know of them, and has sent an orderly
@@ -158,6 +178,26 @@ pub(crate) fn follow_death(fd: c_int, chan: &Chan) -> bool {
     unsafe { next::shutdown(fd, libc::SHUT_RDWR) };
     stream.close(chan.role);
     true
+}
+
+/// The kernel may have ended the TCP connection by itself: by a reset from elsewhere (`ss -K`), or after a time limit. Then calls go on over TCP, which has the
+/// error, once the bytes of the rings are read. Returns whether it has.
+pub(crate) fn follow_abort(fd: c_int, chan: &Chan) -> bool {
+    if chan.carrier != Carrier::Here || is_cut(chan.bell()) || !kernel::is_aborted(fd) {
+        return false;
+    }
+    chan.stream.close(chan.peer());
+    chan.stream.close(chan.role);
+    ring_for_tcp(chan);
+    true
+}
+
+/// There may be bytes in TCP behind a closed ring: wakes a receiver that waits for the ring.
+#[inline]
+pub(crate) fn ring_for_tcp(chan: &Chan) {
+    if chan.stream.is_armed(chan.role) && chan.stream.take_wish(chan.role) {
+        ring(chan.bell());
+    }
 }
 
 /// Returns true if the peer has stopped sending, even if bytes are left in the bell.

@@ -4,12 +4,13 @@
 //!
 //! As each call's manual page says.
 
-use libc::{c_int, c_long};
+use libc::{c_int, c_long, timespec};
 
+use weft_ring::checked;
 use weft_run::meet::Why;
 
 use crate::lend::memory;
-use crate::{clone, io, next, privileges, process, sock};
+use crate::{clock, clone, exec, io, next, privileges, process, sock};
 
 fn pointer<T>(word: c_long) -> *mut T {
     std::ptr::with_exposed_provenance_mut(word as usize)
@@ -52,6 +53,7 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
             libc::SYS_recvmsg => io::recvmsg(fd, pointer(b), c as c_int) as c_long,
             libc::SYS_sendmsg => io::sendmsg(fd, pointer(b), c as c_int) as c_long,
             libc::SYS_socket => sock::socket(fd, b as c_int, c as c_int).into(),
+            libc::SYS_bind => sock::bind(fd, pointer(b), c as u32).into(),
             libc::SYS_connect => sock::connect(fd, pointer(b), c as u32).into(),
             libc::SYS_accept4 => sock::accept4(fd, pointer(b), pointer(c), d as c_int).into(),
             libc::SYS_shutdown => sock::shutdown(fd, b as c_int).into(),
@@ -111,6 +113,31 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
     }
 }
 
+/// The kernel's call writes the time that is left; the C library's function does not.
+///
+/// # Safety
+/// As `ppoll(2)`.
+unsafe fn write_rest(limit: *mut timespec, call: impl FnOnce(*const timespec) -> c_long) -> c_long {
+    const LEN: usize = size_of::<timespec>();
+    let mut time = clock::timespec(0);
+    // SAFETY: a value of ours.
+    let n = unsafe { checked::copy((&raw mut time).cast(), limit.cast(), LEN) };
+    let is_time = time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
+    // A time of 0 is left as it is, and others are the kernel's to refuse.
+    if limit.is_null() || n != LEN || !is_time || clock::nanoseconds_of(time) == 0 {
+        return call(limit);
+    }
+    let began = clock::now();
+    let result = call(limit);
+    let errno = crate::errno();
+    let took = clock::now().saturating_sub(began);
+    let rest = clock::timespec(clock::nanoseconds_of(time).saturating_sub(took));
+    // SAFETY: the caller's promise. Memory that cannot be written stays as it is.
+    unsafe { checked::copy(limit.cast(), (&raw const rest).cast(), LEN) };
+    crate::set_errno(errno);
+    result
+}
+
 /// # Safety
 /// As the call of that number.
 unsafe fn wait_or_fork(number: c_long, args: [c_long; 6]) -> c_long {
@@ -125,9 +152,9 @@ unsafe fn wait_or_fork(number: c_long, args: [c_long; 6]) -> c_long {
             libc::SYS_epoll_pwait => {
                 sock::epoll_pwait(fd, pointer(b), c as c_int, d as c_int, pointer(e)).into()
             }
-            libc::SYS_execve | libc::SYS_execveat => {
-                let _exec = process::before_exec();
-                next::syscall(number, a, b, c, d, e, f)
+            libc::SYS_execve => exec::execve(pointer(a), pointer(b), pointer(c)).into(),
+            libc::SYS_execveat => {
+                exec::execveat(fd, pointer(b), pointer(c), pointer(d), e as c_int).into()
             }
             libc::SYS_clone => clone::by_flags(a as u64, |flags| {
                 next::syscall(number, flags as c_long, b, c, d, e, f)
@@ -151,10 +178,9 @@ unsafe fn wait_or_fork(number: c_long, args: [c_long; 6]) -> c_long {
             libc::SYS_epoll_wait => sock::epoll_wait(fd, pointer(b), c as c_int, d as c_int).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_epoll_create => sock::epoll_create(fd).into(),
-            libc::SYS_ppoll => {
-                // The kernel's call writes the time that is left.
-                sock::ppoll(pointer(a), b as u64, pointer(c), pointer(d)).into()
-            }
+            libc::SYS_ppoll => write_rest(pointer(c), |limit| {
+                sock::ppoll(pointer(a), b as u64, limit, pointer(d)).into()
+            }),
             libc::SYS_pselect6 => {
                 let mask = pointer::<*const libc::sigset_t>(f);
                 let mask = if mask.is_null() {
@@ -162,7 +188,9 @@ unsafe fn wait_or_fork(number: c_long, args: [c_long; 6]) -> c_long {
                 } else {
                     *mask
                 };
-                sock::pselect(fd, pointer(b), pointer(c), pointer(d), pointer(e), mask).into()
+                write_rest(pointer(e), |limit| {
+                    sock::pselect(fd, pointer(b), pointer(c), pointer(d), limit, mask).into()
+                })
             }
             _ => next::syscall(number, a, b, c, d, e, f),
         }

@@ -184,14 +184,6 @@ pub(crate) fn stop_sending(conn: &'static Conn, why: Why) {
     close_sending(conn, chan, why);
 }
 
-/// There may be bytes in TCP behind a closed ring: wakes a receiver that waits for the ring.
-#[inline]
-pub(crate) fn ring_for_tcp(chan: &Chan) {
-    if chan.stream.is_armed(chan.role) && chan.stream.take_wish(chan.role) {
-        bell::ring(chan.bell());
-    }
-}
-
 /// The same for a connection that the caller is inside of.
 pub(crate) fn close_sending(conn: &'static Conn, chan: &Chan, why: Why) {
     let side = chan.side();
@@ -200,7 +192,7 @@ pub(crate) fn close_sending(conn: &'static Conn, chan: &Chan, why: Why) {
         chan.stream.close(chan.role);
     }
     if send::rings_at_close(why, chan.carrier) {
-        ring_for_tcp(chan);
+        bell::ring_for_tcp(chan);
     }
     if side.tx_state.load(SeqCst) == Route::Ring {
         tx_after(conn, chan, why);

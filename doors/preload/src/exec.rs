@@ -1,18 +1,169 @@
-//! `execl`, its variants and `dprintf` are variadic: each function here does its preparation and then jumps to the function behind it.
+//! Calls that start a program, and `dprintf`.
+//!
+//! `execl`, its variants and `dprintf` are variadic. The words of an `execl` become a list; `dprintf` jumps to the function behind it, with all
+//! registers that hold arguments and the stack as they were.
 //!
 //! # Safety
 //!
-//! As `execl(3)` and `dprintf(3)`. Each function keeps all registers that hold arguments, and leaves the stack as it was.
+//! As each call's manual page says.
 
-use libc::{c_int, c_void};
+use libc::{c_char, c_int, c_void, pid_t};
 
+use crate::child_env::{self, ChildEnv, Program};
 use crate::io::writes_by_stdio;
-use crate::process::before_exec_for_good;
+use crate::next;
+use crate::process::{before_exec, before_spawn};
 
-macro_rules! variadic {
-    ($($name:ident, $prepare:ident, $before:expr, $text:literal;)*) => {$(
+weft_sys::interpose! {
+    "C-unwind"
+
+    fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        let _exec = before_exec();
+        next::execve(path, argv, ChildEnv::of(Program::At(path), envp).list())
+    }
+
+    fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
+        execve(path, argv, child_env::own())
+    }
+
+    fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        let _exec = before_exec();
+        next::execvpe(file, argv, ChildEnv::of(Program::Named(file), envp).list())
+    }
+
+    fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
+        execvpe(file, argv, child_env::own())
+    }
+
+    fn fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        let _exec = before_exec();
+        let program = Program::Below(file, c"".as_ptr(), libc::AT_EMPTY_PATH);
+        next::fexecve(file, argv, ChildEnv::of(program, envp).list())
+    }
+
+    fn execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, envp: *const *const c_char, flags: c_int) -> c_int {
+        let _exec = before_exec();
+        next::execveat(dir, path, argv, ChildEnv::of(Program::Below(dir, path, flags), envp).list(), flags)
+    }
+
+    fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        before_spawn();
+        next::posix_spawn(pid, path, actions, attr, argv, ChildEnv::of(Program::At(path), envp).list())
+    }
+
+    fn posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        before_spawn();
+        next::posix_spawnp(pid, path, actions, attr, argv, ChildEnv::of(Program::Named(path), envp).list())
+    }
+}
+
+/// Of the words of a variadic call: how many are in registers, and how many words are between those, saved on the stack, and the rest.
+const IN_REGISTERS: usize = if cfg!(target_arch = "x86_64") { 6 } else { 8 };
+const GAP: usize = if cfg!(target_arch = "x86_64") { 2 } else { 0 };
+
+/// The words of a variadic call: its registers, saved on the stack below the rest.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Words(*const *const c_char);
+
+impl Words {
+    unsafe fn get(self, at: usize) -> *const c_char {
+        let gap = if at < IN_REGISTERS { 0 } else { GAP };
+        // SAFETY: the caller's promise.
+        unsafe { self.0.add(at + gap).read() }
+    }
+
+    /// The list of arguments, with the null at its end.
+    ///
+    /// # Safety
+    /// As `execl(3)`.
+    unsafe fn arguments(self) -> Vec<*const c_char> {
+        let mut list = Vec::new();
+        for at in 1.. {
+            // SAFETY: there is a null in the caller's words, and this is not behind it.
+            let word = unsafe { self.get(at) };
+            list.push(word);
+            if word.is_null() {
+                break;
+            }
+        }
+        list
+    }
+}
+
+extern "C-unwind" fn by_execl(words: Words) -> c_int {
+    // SAFETY: the words of an `execl`.
+    unsafe { execv(words.get(0), words.arguments().as_ptr()) }
+}
+
+extern "C-unwind" fn by_execlp(words: Words) -> c_int {
+    // SAFETY: the words of an `execlp`.
+    unsafe { execvp(words.get(0), words.arguments().as_ptr()) }
+}
+
+extern "C-unwind" fn by_execle(words: Words) -> c_int {
+    // SAFETY: the words of an `execle`: behind the null is the environment.
+    unsafe {
+        let list = words.arguments();
+        let envp = words.get(list.len() + 1).cast();
+        execve(words.get(0), list.as_ptr(), envp)
+    }
+}
+
+macro_rules! by_list {
+    ($($name:ident, $run:ident;)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
+        /// # Safety
+        /// As the manual page says.
+        // SAFETY: this library is there to have this name.
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        #[allow(unreachable_pub, reason = "for the loader")]
+        pub unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "sub rsp, 8",
+                "push r9", "push r8", "push rcx", "push rdx", "push rsi", "push rdi",
+                "mov rdi, rsp",
+                "call {run}",
+                "add rsp, 56",
+                "ret",
+                run = sym $run,
+            )
+        }
+
+        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
+        /// # Safety
+        /// As the manual page says.
+        // SAFETY: this library is there to have this name.
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        #[allow(unreachable_pub, reason = "for the loader")]
+        pub unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "stp x29, x30, [sp, #-80]!",
+                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
+                "add x0, sp, #16",
+                "bl {run}",
+                "ldp x29, x30, [sp], #80",
+                "ret",
+                run = sym $run,
+            )
+        }
+    )*};
+}
+
+by_list! {
+    execl, by_execl;
+    execlp, by_execlp;
+    execle, by_execle;
+}
+
+macro_rules! dprintfs {
+    ($($name:ident, $prepare:ident, $text:literal;)*) => {$(
         extern "C" fn $prepare(first: c_int) -> *mut c_void {
-            $before(first);
+            writes_by_stdio(first);
             weft_sys::next::find($text)
         }
 
@@ -58,10 +209,7 @@ macro_rules! variadic {
     )*};
 }
 
-variadic! {
-    execl, prepare_execl, |_| before_exec_for_good(), c"execl";
-    execlp, prepare_execlp, |_| before_exec_for_good(), c"execlp";
-    execle, prepare_execle, |_| before_exec_for_good(), c"execle";
-    dprintf, prepare_dprintf, writes_by_stdio, c"dprintf";
-    __dprintf_chk, prepare_dprintf_chk, writes_by_stdio, c"__dprintf_chk";
+dprintfs! {
+    dprintf, prepare_dprintf, c"dprintf";
+    __dprintf_chk, prepare_dprintf_chk, c"__dprintf_chk";
 }

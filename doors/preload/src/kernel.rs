@@ -128,6 +128,26 @@ pub(crate) fn has_options_of_tcp(fd: c_int) -> bool {
         .any(is_set)
         || above.is_some_and(|name| name != Above::default())
         || flags >= 0 && flags & libc::O_ASYNC != 0
+        || is_paced_or_filtered(fd)
+}
+
+/// Returns true if a socket has a limit of its rate, or a filter (of which there is an error if it is of eBPF).
+fn is_paced_or_filtered(fd: c_int) -> bool {
+    // SAFETY: any bytes are a number.
+    let rate: Option<u32> = unsafe { option(fd, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) };
+    let mut len = 0;
+    // SAFETY: no room for the filter; its length is asked.
+    let rc = unsafe {
+        next::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            null_mut(),
+            &raw mut len,
+        )
+    };
+    let is_filtered = rc == 0 && len > 0 || rc != 0 && crate::errno() == libc::EACCES;
+    rate.is_some_and(|rate| rate != u32::MAX) || is_filtered
 }
 
 pub(crate) fn set_option<T>(fd: c_int, level: c_int, name: c_int, value: &T) {
@@ -195,6 +215,24 @@ pub(crate) fn abort(fd: c_int) {
     let len = size_of::<libc::sockaddr>() as libc::socklen_t;
     // SAFETY: an address and its length.
     unsafe { next::connect(fd, &raw const nobody, len) };
+}
+
+/// The port that an Internet socket is bound to.
+pub(crate) fn local_port(fd: c_int) -> Option<u16> {
+    weft_sys::tcp::local_addr(borrowed(fd))
+        .map(|addr| addr.port())
+        .ok()
+}
+
+/// The state of a TCP socket: the first byte of `tcp_info`.
+pub(crate) fn tcp_state(fd: c_int) -> Option<c_int> {
+    tcp_number(fd, libc::TCP_INFO).map(|info| info & 0xff)
+}
+
+/// Returns true if the kernel has ended a TCP connection, and the program has not been told of the error.
+pub(crate) fn is_aborted(fd: c_int) -> bool {
+    const CLOSE: c_int = 7;
+    poll_one(fd, 0, 0) & libc::POLLERR != 0 && tcp_state(fd) == Some(CLOSE)
 }
 
 /// Returns true if there is something to be read, or an error.

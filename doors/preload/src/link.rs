@@ -112,6 +112,17 @@ pub(crate) fn give_up(conn: &'static Conn, why: Why, big: &Big) {
     conn.plain(why);
 }
 
+/// The program has ended its direction while the broker was asked for the peer's host. Without another call it would not hear the answer, and a receiver
+/// there that has gone over would wait for the broker's word of the end.
+pub(crate) fn stop_asking(conn: &'static Conn) {
+    if conn.asked.load(Relaxed) {
+        let big = big();
+        if conn.phase.load(SeqCst) == Phase::Probing {
+            give_up(conn, Why::NotConfirmed, &big);
+        }
+    }
+}
+
 /// Closes the descriptors that were needed to find the peer.
 fn close_wires(slow: &mut Slow) {
     for fd in [slow.listener.take(), slow.wire.take()]

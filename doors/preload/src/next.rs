@@ -12,6 +12,7 @@ weft_sys::next! {
     "C-unwind"
 
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
     accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
@@ -69,13 +70,11 @@ weft_sys::next! {
     fread_unlocked(to: *mut c_void, size: size_t, n: size_t, file: *mut libc::FILE) -> size_t;
 
     execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
-    execv(path: *const c_char, argv: *const *const c_char) -> c_int;
-    execvp(file: *const c_char, argv: *const *const c_char) -> c_int;
     execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     fexecve(fd: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, envp: *const *const c_char, flags: c_int) -> c_int;
-    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
-    posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int;
     system(command: *const c_char) -> c_int;
     popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;

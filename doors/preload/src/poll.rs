@@ -15,7 +15,7 @@ use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::iov::{is_bad_list, is_optional};
 use crate::stalled_ring::{patient, patient_until};
-use crate::{bell, clock, dgram, hosts, kernel, long_list, next, ring_poll, rx, signal};
+use crate::{bell, clock, dgram, hosts, kernel, long_list, next, ring_poll, rx, signal, tx};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -92,6 +92,9 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         if rx == Route::Ring {
             rx::take_bell_for_poll(chan);
         }
+        if tx == Route::Ring && one.events & OUT != 0 {
+            tx::fill_bell_for_poll(conn, chan);
+        }
         let is_over =
             chan.carrier == Carrier::Here && bell::is_cut(chan.bell()) && !chan.has_bytes();
         if is_over {
@@ -109,8 +112,9 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
                 // Urgent data comes over TCP.
                 events |= one.events & libc::POLLPRI;
             }
-            // An entry for nothing still reports errors.
-            if events != 0 || takes_in && (fd == one.fd || !input.tcp) {
+            // An entry for nothing still reports errors. The kernel may end the connection by itself, which only TCP tells.
+            let tells_errors = fd == one.fd && chan.carrier == Carrier::Here;
+            if events != 0 || tells_errors || takes_in && (fd == one.fd || !input.tcp) {
                 put(at, fd, events);
             }
         }
@@ -132,6 +136,19 @@ fn has_bytes_after_end(fd: c_int) -> bool {
             chan.has_bytes()
         })
     })
+}
+
+/// A TCP socket reports an error or its end. Returns what it tells of both directions, if the kernel has ended the connection.
+fn after_abort(one: pollfd) -> c_short {
+    let is_aborted = conn::enter(one.fd).is_some_and(|(conn, inside)| {
+        conn.chan(&inside)
+            .is_some_and(|chan| bell::follow_abort(one.fd, chan))
+    });
+    if is_aborted {
+        kernel::poll_one(one.fd, one.events, 0)
+    } else {
+        0
+    }
 }
 
 /// A bell has rung. Returns true if it announced only that the rest of the stream comes over TCP.
@@ -164,6 +181,9 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
         } else if is_bell && revents & IN != 0 && has_left_ring(list[at].fd) {
             let tcp = kernel::poll_one(list[at].fd, list[at].events & !OUT, 0);
             revents = revents & !IN | tcp;
+        }
+        if !is_bell && revents & (libc::POLLERR | libc::POLLHUP) != 0 {
+            revents |= after_abort(list[at]);
         }
         if is_bell {
             // A Unix socket reports this, and TCP does not.

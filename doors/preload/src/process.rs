@@ -250,13 +250,8 @@ pub(crate) fn before_exec() -> Exec {
     }
 }
 
-/// The same for a call that is jumped to: if the exec fails, what was counted out stays so.
-pub(crate) fn before_exec_for_good() {
-    before_exec().counted_out.clear();
-}
-
 /// Another program may get our sockets: those that it would inherit go back to TCP, and are returned. What we lend stays where it is.
-fn before_spawn() -> Vec<&'static Conn> {
+pub(crate) fn before_spawn() -> Vec<&'static Conn> {
     dgram::fork::before_exec();
     let mut inherited = Vec::new();
     table::each_socket(|number, conn: &'static Conn| {
@@ -319,16 +314,6 @@ weft_sys::interpose! {
 
     fn _Fork() -> pid_t { raw_fork(0, || next::_Fork().into()) as pid_t }
 
-    fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
-        before_spawn();
-        next::posix_spawn(pid, path, actions, attr, argv, envp)
-    }
-
-    fn posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
-        before_spawn();
-        next::posix_spawnp(pid, path, actions, attr, argv, envp)
-    }
-
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int {
         if let Some(conn) = conn::of(fd) { return_to_tcp::downgrade(conn, Why::Exec); }
         dgram::make_plain(fd, Why::Exec);
@@ -358,22 +343,4 @@ weft_sys::interpose! {
         }
         fd::closed_by(number, || next::fclose(file))
     }
-}
-
-macro_rules! execs {
-    ($($name:ident($($arg:ident: $type:ty),*);)*) => { weft_sys::interpose! {"C-unwind" $(
-        fn $name($($arg: $type),*) -> c_int {
-            let _exec = before_exec();
-            next::$name($($arg),*)
-        }
-    )*}};
-}
-
-execs! {
-    execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char);
-    execv(path: *const c_char, argv: *const *const c_char);
-    execvp(file: *const c_char, argv: *const *const c_char);
-    execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char);
-    fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char);
-    execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, envp: *const *const c_char, flags: c_int);
 }

@@ -124,7 +124,8 @@ pub(crate) fn in_set(number: usize) -> Vec<&'static Conn> {
 
 /// Takes events out of the first `n` that TCP would not report, and returns how many are left.
 ///
-/// - The end of a bell: it ends when its peer closes the socket or dies, and the kernel shows that differently from the end of a TCP connection.
+/// - The end of a bell: it ends when its peer closes the socket or dies, and the kernel shows that differently from the end of a TCP connection. The same
+///   holds for a TCP connection that the kernel has ended by itself.
 ///   These registrations move to the TCP socket, which has a FIN or reset of its own, and the kernel reports what the socket has.
 /// - Edges of room that no sender has waited for ([`edges`]).
 ///
@@ -167,7 +168,11 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
         list[kept] = event;
         kept += 1;
     }
-    kept as c_int
+    if ends.is_empty() {
+        return kept as c_int;
+    }
+    // TCP is watched for its end beside a bell.
+    sets::merge_same(&mut list[..kept]) as c_int
 }
 
 /// Moves the registrations of a set with one of these `data` (in order) whose bells have ended to their TCP sockets. Returns the `data` of those.
@@ -192,7 +197,9 @@ fn move_ended(set: c_int, ends: &[u64], big: &Big) -> Vec<u64> {
         let Some(chan) = conn.chan_slow(big) else {
             return;
         };
-        if chan.carrier != Carrier::Here || !bell::is_cut(chan.bell()) {
+        if chan.carrier != Carrier::Here
+            || !bell::is_cut(chan.bell()) && !bell::follow_abort(conn.descriptor(), chan)
+        {
             return;
         }
         ring_poll::leave(conn, Some(chan), big);

@@ -76,14 +76,20 @@ fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
     {
         bell = Some(flags);
     }
+    // The kernel may end the connection by itself, which only TCP tells. What fires once, or for one set of several, cannot stand for two descriptors.
+    let may_watch = events & (ONESHOT | EXCLUSIVE) == 0 && chan.carrier == Carrier::Here;
+    if bell.is_some() && tcp.is_none() && may_watch {
+        tcp = Some(flags);
+    }
     // A Unix socket reports this, and TCP does not.
     let bell = bell.map(|events| events & !(libc::EPOLLWRBAND as u32));
     (tcp, bell)
 }
 
-/// Keeps count of the registrations that stand for two descriptors.
+/// Keeps count of the registrations that stand for two descriptors, of which more than the end is asked.
 fn keep_mixed(reg: &mut Reg) {
-    let mixed = reg.tcp.is_some() && reg.bell.is_some();
+    let is_for_more = |events: u32| events & (IN | OUT) != 0;
+    let mixed = reg.tcp.is_some_and(is_for_more) && reg.bell.is_some();
     match (reg.mixed, mixed) {
         (false, true) => count_mixed(1),
         (true, false) => count_mixed(-1),

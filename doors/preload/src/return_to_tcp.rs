@@ -168,9 +168,8 @@ fn is_quiet(chan: &Chan) -> bool {
 /// Whether TCP takes bytes from the peer: it has not ended its direction, and this side has not shut down both.
 fn takes_more(fd: c_int) -> bool {
     const ESTABLISHED: c_int = 1;
-    // The state is the first byte of `tcp_info`.
-    let state = kernel::tcp_number(fd, libc::TCP_INFO).map(|info| info & 0xff);
-    state == Some(ESTABLISHED) || kernel::poll_one(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP == 0
+    kernel::tcp_state(fd) == Some(ESTABLISHED)
+        || kernel::poll_one(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP == 0
 }
 
 /// A duplicate of the peer's socket.

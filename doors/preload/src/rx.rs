@@ -356,7 +356,7 @@ fn await_move(
     (got, waits): (usize, &mut Waits),
 ) -> Option<Step> {
     const PAUSE_MS: c_int = 2;
-    if bell::is_cut(chan.bell()) {
+    if bell::is_gone(chan) {
         return Some(Step::Done(conn.reset(chan, Why::SourceLost)));
     }
     let left = waits.deadline.left(&chan.side().receive_limit);
@@ -518,7 +518,7 @@ unsafe fn from_ring(
             Asked::Reset => return Step::Done(conn.reset(chan, Why::Unseen)),
             Asked::Return => return so_far(got, libc::EAGAIN),
             Asked::Ended => ended = true,
-            Asked::Sleep => match sleep(conn, chan, (got, want), &mut waits) {
+            Asked::Sleep => match sleep((fd, conn), chan, (got, want), &mut waits) {
                 Ok(is_end) => ended = is_end,
                 Err(step) => return step,
             },
@@ -526,9 +526,9 @@ unsafe fn from_ring(
     }
 }
 
-/// Sleeps until the bell rings. Returns whether the peer has ended.
+/// Sleeps until the bell rings. Returns whether the peer, or the kernel, has ended the connection.
 fn sleep(
-    conn: &Conn,
+    (fd, conn): (c_int, &Conn),
     chan: &Chan,
     (got, want): (usize, usize),
     waits: &mut Waits,
@@ -538,7 +538,7 @@ fn sleep(
         return Err(so_far(got, libc::EAGAIN));
     }
     conn.row.count(Word::Sleeps, 1);
-    let heard = bell::wait_in(chan.bell(), left, got > 0);
+    let heard = bell::wait_in(chan, fd, left, got > 0);
     waits.is_woken = heard == Heard::Alive;
     match heard {
         Heard::Alive => Ok(bell::is_cut_in_fill(chan)),

@@ -101,7 +101,11 @@ pub(crate) unsafe fn merge(events: *mut epoll_event, n: c_int) -> c_int {
         return n;
     }
     // SAFETY: the kernel has written `n` events.
-    let events = unsafe { std::slice::from_raw_parts_mut(events, n as usize) };
+    merge_same(unsafe { std::slice::from_raw_parts_mut(events, n as usize) }) as c_int
+}
+
+/// Puts the events with the same data together. Returns how many are left.
+pub(crate) fn merge_same(events: &mut [epoll_event]) -> usize {
     let mut kept = 0;
     for at in 0..events.len() {
         let event = events[at];
@@ -119,5 +123,5 @@ pub(crate) unsafe fn merge(events: *mut epoll_event, n: c_int) -> c_int {
             kept += 1;
         }
     }
-    kept as c_int
+    kept
 }

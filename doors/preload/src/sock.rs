@@ -18,7 +18,7 @@ use crate::iov::{is_bad, is_optional};
 use crate::stalled_ring::{patient, patient_until};
 use crate::table::{self, Entry};
 use crate::{
-    bell, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, ledger, next,
+    bell, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, ledger, link, next,
     poll as readiness, privileges, ready, return_to_tcp, ring_poll, sets, settings, signal,
 };
 
@@ -185,6 +185,12 @@ weft_sys::interpose! {
         rc
     }
 
+    fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+        let rc = next::bind(fd, addr, len);
+        if rc == 0 { dgram::options::bound(fd); }
+        rc
+    }
+
     fn listen(fd: c_int, backlog: c_int) -> c_int {
         let rc = next::listen(fd, backlog);
         if rc == 0 && conn::of(fd).is_some() {
@@ -218,6 +224,7 @@ weft_sys::interpose! {
             // It ends the waits of other threads, as it does in the kernel.
             next::shutdown(chan.bell(), libc::SHUT_RD);
         }
+        if rc == 0 && how != libc::SHUT_RD { link::stop_asking(conn); }
         if rc == 0 && how != libc::SHUT_RD && let Some(chan) = conn.chan(&inside) {
             // After this, sends are TCP's to refuse; the peer reads the ring to its end and finds the FIN.
             direction::tx_after(conn, chan, Why::None);
@@ -234,11 +241,17 @@ weft_sys::interpose! {
             let _busy = signal::begin();
             // The kernel does not know of the bytes that a killed peer had not read.
             bell::follow_death(fd, chan);
+            // The error is gone after this call.
+            bell::follow_abort(fd, chan);
         }
         next::getsockopt(fd, level, name, value, len)
     }
 
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+        if level == libc::SOL_SOCKET && matches!(name, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) && let Some(conn) = conn::of(fd) {
+            // What has come already is not for the filter.
+            return_to_tcp::downgrade(conn, Why::Option);
+        }
         let rc = next::setsockopt(fd, level, name, value, len);
         if rc != 0 { return rc; }
         dgram::options::set(fd, level, name, value, len);
@@ -254,7 +267,7 @@ weft_sys::interpose! {
                 }
             }
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING
-                | libc::SO_ZEROCOPY | libc::SO_PEEK_OFF)
+                | libc::SO_ZEROCOPY | libc::SO_PEEK_OFF | libc::SO_MAX_PACING_RATE)
             | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => {
                 let on = len >= 4 && !value.is_null() && value.cast::<c_int>().read_unaligned() > 1;
                 let is_low = (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT);

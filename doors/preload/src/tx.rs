@@ -191,12 +191,12 @@ fn after(chan: &Chan, len: usize, flags: c_int, real: &dyn Fn() -> ssize_t) -> s
         return -1;
     }
     if send::rings_first(len) {
-        direction::ring_for_tcp(chan);
+        bell::ring_for_tcp(chan);
     }
     let n = real();
     chan.stream.end_tcp(chan.role, 0);
     if n > 0 {
-        direction::ring_for_tcp(chan);
+        bell::ring_for_tcp(chan);
     }
     n
 }
@@ -476,7 +476,7 @@ fn follow_dead_sender(chan: &Chan) {
     if published.wrapping_sub(known) <= chan.stream.capacity() as u64 {
         side.tail.store(published, Relaxed);
     }
-    direction::ring_for_tcp(chan);
+    bell::ring_for_tcp(chan);
 }
 
 /// Sends as much as there is room for, by a copy or a loan. `must_ring`: fill the bell if there is no room.
@@ -558,6 +558,27 @@ unsafe fn step(
         return Next::More(sent);
     }
     Next::Full(heard)
+}
+
+/// Before the program waits for room by `poll` or `select`: a ring that a send has filled exactly is as full as one that a send has found full.
+pub(crate) fn fill_bell_for_poll(conn: &Conn, chan: &Chan) {
+    let (stream, role, side) = (&chan.stream, chan.role, chan.side());
+    let _tx = side.tx_lock.lock();
+    let is_full = || stream.room(role, side.tail.load(Relaxed)) == Ok(0);
+    if side.tx_state.load(SeqCst) != Route::Ring
+        || side.full.load(Relaxed) != 0
+        || stream.is_closed(role)
+        || !is_full()
+    {
+        return;
+    }
+    stream.want_room(role);
+    if is_full() {
+        edges::found_full(conn);
+        bell::fill(chan);
+        edges::found_full(conn);
+        stalled_ring::found_full(chan);
+    }
 }
 
 /// Spins on a full ring for a moment, before the caller sleeps or reports that there is no room.

@@ -278,6 +278,16 @@ impl Running {
         self.end()
     }
 
+    /// Stops it and the processes that it started, until [`Running::go_on`].
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Ends a [`Running::pause`].
+    pub fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
     /// Kills the processes that it started in other sessions, such as fio's jobs.
     fn kill_marked(&self) {
         let mark = format!("{MARK}={}", self.mark);

@@ -19,6 +19,8 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
+#include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <unistd.h>
 
@@ -298,6 +300,110 @@ static void two_names(void)
 	show("then", accepted);
 }
 
+/* Says what is left of 200 ms. */
+static void show_rest(const char *what, const struct timespec *rest)
+{
+	long ms = rest->tv_sec * 1000 + rest->tv_nsec / 1000000;
+	printf("%s: %s is left\n", what, rest->tv_sec == 0 && rest->tv_nsec == 0 ? "nothing" : ms < 200 ? "some" : "all");
+}
+
+static void rests(void)
+{
+	const struct timespec full = {0, 200000000};
+	connected(NULL, NULL);
+	warm();
+	for (int ready = 0; ready < 2; ready++) {
+		struct pollfd one = {accepted, POLLIN, 0};
+		struct timespec rest = full;
+		fd_set set;
+		if (ready)
+			give(dialled, "x");
+		long n = syscall(SYS_ppoll, &one, 1, &rest, NULL, 8);
+		printf("%ld ", n);
+		show_rest("ppoll", &rest);
+		rest = full;
+		FD_ZERO(&set);
+		FD_SET(accepted, &set);
+		n = syscall(SYS_pselect6, accepted + 1, &set, NULL, NULL, &rest, NULL);
+		printf("%ld ", n);
+		show_rest("pselect6", &rest);
+	}
+	/* One of the times is in memory that cannot be written. */
+	static const struct timespec fixed = {0, 1000000};
+	printf("%ld\n", syscall(SYS_ppoll, NULL, 0, &fixed, NULL, 8));
+	struct timespec rest = {0, 1000000000};
+	printf("%ld %d %ld\n", syscall(SYS_ppoll, NULL, 0, &rest, NULL, 8), errno == EINVAL, rest.tv_nsec);
+}
+
+/* Whether each send has room that poll has announced, until it announces none. */
+static void exact_fill(void)
+{
+	static char piece[1 << 16];
+	struct pollfd one;
+	int refused = 0;
+	connected(NULL, NULL);
+	warm();
+	fcntl(dialled, F_SETFL, O_NONBLOCK);
+	one = (struct pollfd){dialled, POLLOUT, 0};
+	while (poll(&one, 1, 0) == 1)
+		refused += send(dialled, piece, sizeof piece, 0) <= 0;
+	printf("%d sends found no room\n", refused);
+	check(recv(accepted, piece, sizeof piece, 0) > 0, "recv");
+}
+
+static void pace(int fd)
+{
+	unsigned rate = 1000000;
+	check(setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate) == 0, "SO_MAX_PACING_RATE");
+}
+
+/* Sends half a megabyte, and says whether that took as long as the rate demands. */
+static void show_pace(const char *what)
+{
+	static char bytes[500000];
+	struct timespec begun, ended;
+	size_t got = 0;
+	clock_gettime(CLOCK_MONOTONIC, &begun);
+	pid_t child = fork();
+	if (child == 0) {
+		for (size_t sent = 0; sent < sizeof bytes;) {
+			ssize_t n = write(dialled, bytes + sent, sizeof bytes - sent);
+			check(n > 0, "write");
+			sent += n;
+		}
+		_exit(0);
+	}
+	while (got < sizeof bytes) {
+		ssize_t n = read(accepted, bytes, sizeof bytes - got);
+		check(n > 0, "read");
+		got += n;
+	}
+	clock_gettime(CLOCK_MONOTONIC, &ended);
+	waitpid(child, NULL, 0);
+	double took = ended.tv_sec - begun.tv_sec + (ended.tv_nsec - begun.tv_nsec) / 1e9;
+	printf("%s: %s\n", what, took > 0.2 ? "paced" : "at once");
+}
+
+static void paced_and_filtered(void)
+{
+	struct sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
+	struct sock_fprog filter = {1, &nothing};
+	connected(NULL, NULL);
+	warm();
+	pace(dialled);
+	show_pace("pace");
+	connected(pace, NULL);
+	warm();
+	show_pace("pace before connect");
+	connected(NULL, NULL);
+	warm();
+	give(dialled, "before");
+	check(setsockopt(accepted, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0, "SO_ATTACH_FILTER");
+	show("before the filter", accepted);
+	give(dialled, "behind");
+	printf("behind the filter: readable %d\n", is_readable(accepted, 300));
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -312,6 +418,9 @@ static const struct {
 	{"sendfile_from_what_is_no_file_is_the_kernels", not_a_file},
 	{"a_thread_that_allows_itself_reads_and_writes_only_goes_on", sandbox},
 	{"an_epoll_set_with_two_names_keeps_its_connections", two_names},
+	{"waits_by_their_numbers_write_the_time_that_is_left", rests},
+	{"a_send_has_the_room_that_poll_announces", exact_fill},
+	{"limits_of_the_rate_and_filters_hold", paced_and_filtered},
 };
 
 int main(int n, char **words)

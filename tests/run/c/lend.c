@@ -257,6 +257,9 @@ static void close_tx(int fd) { char *b = pages(BIG); for (int i = 0; i < 3; i++)
 static void slow_close_rx(int fd) { nap(900); late_rx(fd); }
 static void shut_tx(int fd) { char *b = pages(BIG); for (int i = 0; i < 3; i++) fill_put(fd, b, BIG); CHECK(shutdown(fd, SHUT_WR) == 0); memset(b, 0xee, BIG); get(fd, 1); get_end(fd); }
 static void shut_rx(int fd) { late_rx(fd); mark(fd); }
+/* Both directions have ended before the sender closes its socket, with bytes unread by the other end. */
+static void ended_tx(int fd) { char *b = pages(3 * BIG); for (int i = 0; i < 3; i++) fill_put(fd, b + i * BIG, BIG); CHECK(shutdown(fd, SHUT_WR) == 0); get_end(fd); close(fd); }
+static void ended_rx(int fd) { CHECK(shutdown(fd, SHUT_WR) == 0); wait_rx(fd); }
 
 static sigjmp_buf back;
 static volatile int segvs;
@@ -622,7 +625,7 @@ static const struct { const char *name; void (*tx)(int), (*rx)(int); } all[] = {
     {"stream", stream_tx, stream_rx}, {"again", again_tx, again_rx}, {"overwrite", overwrite_tx, late_rx}, {"both", both_side, both_side},
     {"alarm", alarm_tx, slow_rx}, {"killed", killed_tx, killed_rx}, {"unmap", unmap_tx, late_rx}, {"advise", advise_tx, late_rx},
     {"free", free_tx, late_rx}, {"fork", fork_tx, late_rx}, {"exec", exec_tx, wait_rx}, {"spawn", spawn_tx, late_rx}, {"exit", exit_tx, wait_rx},
-    {"_exit", qexit_tx, wait_rx}, {"close", close_tx, late_rx}, {"slowclose", close_tx, slow_close_rx}, {"shutdown", shut_tx, shut_rx},
+    {"_exit", qexit_tx, wait_rx}, {"close", close_tx, late_rx}, {"slowclose", close_tx, slow_close_rx}, {"shutdown", shut_tx, shut_rx}, {"ended", ended_tx, ended_rx},
     {"segv", segv_tx, late_rx}, {"threads", threads_tx, late_rx}, {"calls", calls_tx, calls_rx}, {"kinds", kinds_tx, kinds_rx},
     {"nonblock", nonblock_tx, epoll_rx}, {"epoll", plain_tx, epoll_rx}, {"vector", vector_tx, late_rx}, {"stopped", stopped_tx, late_rx},
     {"faulty", faulty_tx, crawl_rx}, {"splice", plain_tx, splice_rx}, {"command", command_tx, late_rx}, {"busy", busy_tx, late_rx}, {"trim", trim_tx, late_rx},

@@ -56,6 +56,23 @@ def signals():
         assert receiver.recv(100) == b"signal"
 
 
+def another_socket():
+    """A later socket of the port that is connected to the sender gets what it sends from then on."""
+    receiver, sender, own = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3))
+    for sock in (receiver, own):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    receiver.bind(("127.0.0.1", 0))
+    sender.bind(("127.0.0.1", 0))
+    linked(receiver, sender)
+    own.bind(receiver.getsockname())
+    own.connect(sender.getsockname())
+    own.settimeout(10)
+    for n in range(40):
+        sender.sendto(b"%d" % n, receiver.getsockname())
+        assert own.recv(100) == b"%d" % n
+
+
 long_time_limit()
 signals()
+another_socket()
 print("udp calls: good")

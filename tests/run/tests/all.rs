@@ -12,6 +12,7 @@ mod moments;
 mod programs;
 mod servers;
 mod signals;
+mod starts;
 mod told;
 mod udp;
 mod unusual;

@@ -11,4 +11,7 @@ weft_run_tests::as_on_tcp! { "holes":
     sendfile_from_what_is_no_file_is_the_kernels
     a_thread_that_allows_itself_reads_and_writes_only_goes_on
     an_epoll_set_with_two_names_keeps_its_connections
+    waits_by_their_numbers_write_the_time_that_is_left
+    a_send_has_the_room_that_poll_announces
+    limits_of_the_rate_and_filters_hold
 }

@@ -61,7 +61,7 @@ fn fetched(text: &str) -> u64 {
     sum(text, "B fetched from the peer's memory")
 }
 
-const SCENARIOS: [&str; 38] = [
+const SCENARIOS: [&str; 39] = [
     "stream",
     "again",
     "overwrite",
@@ -79,6 +79,7 @@ const SCENARIOS: [&str; 38] = [
     "close",
     "slowclose",
     "shutdown",
+    "ended",
     "segv",
     "threads",
     "calls",

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::fs;
 
 use weft_run_tests::{
-    Done, PYTHON, free_port, have, iperf3, is_root, pattern, plain, python, say, switched, weft,
+    Done, PYTHON, free_port, have, iperf3, is_root, pattern, plain, python, same_lines, say,
+    switched, weft,
 };
 
 /// A client of a server that runs until it is interrupted: with both, and with either, on the rings.
@@ -421,6 +422,23 @@ fn an_end_that_comes_late_is_an_end() {
 }
 
 /// The bytes left in the ring go back to TCP, in front of later ones.
+#[test]
+fn a_connection_that_the_kernel_ends_is_at_its_end() {
+    if !have(&[PYTHON, ("ss", "iproute2")]) || !is_root() {
+        return;
+    }
+    let line = python("aborted.py");
+    let expected = plain().run(&line);
+    if expected.text.contains("cannot be ended") {
+        say("skipped: the kernel cannot end a connection (SOCK_DESTROY)");
+        return;
+    }
+    expected.good().never_says("hangs");
+    let done = weft().run(&line);
+    same_lines(&expected.text, &done.good().text, "aborted.py");
+    assert_eq!(switched(&done.text), 12, "{}", done.show());
+}
+
 #[test]
 fn a_program_that_is_executed_with_unread_bytes_gets_them() {
     if !have(&[PYTHON]) {

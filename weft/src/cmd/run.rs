@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use weft_run::lend;
+use weft_run::preload::{LIBRARIES, MALLOC_LIBRARIES};
 
-use weft_cli::elf::{self, Kind};
 use weft_cli::failure::Failure;
 use weft_cli::places;
 use weft_cli::start::{fail, refuse};
 use weft_report::programs::find;
+use weft_sys::elf::{self, Kind};
 
 pub(crate) const LONG: &str = "\
 Run an unmodified program for TCP or UDP sockets. Its TCP connections to other programs under `weft run`, on the same \
@@ -43,11 +44,6 @@ Examples:
 
 Exit status: that of the program; 125 if weft fails, 126 if the program cannot be executed, 127 if it is not found.";
 
-const LIBRARY: &str = "libweft-run.so";
-/// The file name that cargo gives the library.
-const CARGO_LIBRARY: &str = "libweft_run_preload.so";
-/// The library of `--azsdp-malloc`, and the file name that cargo gives it.
-const MALLOC: [&str; 2] = ["libweft-malloc.so", "libweft_malloc_preload.so"];
 /// weft's library contains this text, no other library does.
 const MARK: &[u8] = b"weft-run-ledger";
 const EXIT_OWN: u8 = 125;
@@ -167,7 +163,8 @@ fn library(args: &Args) -> Result<PathBuf, Failure> {
         })?;
         within(&found).ok_or_else(|| {
             Failure::failed(format!(
-                "there is no {LIBRARY} of weft in {}",
+                "there is no {} of weft in {}",
+                LIBRARIES[0],
                 dir.display()
             ))
             .hint("`./x dist` builds it into target/dist/lib")
@@ -179,7 +176,7 @@ fn library(args: &Args) -> Result<PathBuf, Failure> {
             .filter_map(|place| place.canonicalize().ok())
             .find_map(|dir| within(&dir))
             .ok_or_else(|| {
-                Failure::failed(format!("{LIBRARY} is in none of {}", places::named(&places)))
+                Failure::failed(format!("{} is in none of {}", LIBRARIES[0], places::named(&places)))
                     .hint("install the package libweft-preload, run `./x dist` to build it, or name its folder with --lib or WEFT_RUN_LIB")
             })?
     };
@@ -188,14 +185,16 @@ fn library(args: &Args) -> Result<PathBuf, Failure> {
 
 /// The library of `--azsdp-malloc`, in the folder of the other one.
 fn malloc(library: &Path) -> Result<PathBuf, Failure> {
-    let names = MALLOC.iter().map(|name| library.with_file_name(name));
+    let names = MALLOC_LIBRARIES
+        .iter()
+        .map(|name| library.with_file_name(name));
     names
         .into_iter()
         .find(|file| file.is_file())
         .ok_or_else(|| {
             Failure::failed(format!(
                 "there is no {} beside {}",
-                MALLOC[0],
+                MALLOC_LIBRARIES[0],
                 library.display()
             ))
             .hint("`./x dist` builds both; without --azsdp-malloc it is not needed")
@@ -203,7 +202,7 @@ fn malloc(library: &Path) -> Result<PathBuf, Failure> {
 }
 
 fn within(dir: &Path) -> Option<PathBuf> {
-    [LIBRARY, CARGO_LIBRARY]
+    LIBRARIES
         .iter()
         .map(|name| dir.join(name))
         .find(|file| fs::read(file).is_ok_and(|bytes| bytes.windows(MARK.len()).any(|w| w == MARK)))
@@ -225,15 +224,8 @@ pub(crate) fn plain(program: &Path) -> Option<&'static str> {
     let file = File::open(program).ok()?;
     match elf::kind(&file).ok()? {
         Kind::Static => Some("it is linked statically, so no library is loaded into it"),
-        Kind::Foreign => Some("it is for another kind of machine than the library"),
         Kind::Dynamic { .. } if elf::is_go(&file).unwrap_or(false) => {
             Some("it is a Go program, which makes its own system calls")
-        }
-        Kind::Dynamic { .. } if elf::is_musl(&file).unwrap_or(false) => {
-            Some("it is linked with musl, and the library is for the GNU C library")
-        }
-        Kind::Dynamic { .. } if elf::needs(&file, "libasan.").unwrap_or(false) => {
-            Some("it is built with AddressSanitizer, which has to be the first library")
         }
         Kind::Script(interpreter) => {
             let interpreter = PathBuf::from(interpreter);
@@ -243,6 +235,6 @@ pub(crate) fn plain(program: &Path) -> Option<&'static str> {
                 _ => plain(&interpreter),
             }
         }
-        _ => None,
+        _ => elf::refuses_preload(&file).ok()?,
     }
 }

@@ -15,9 +15,9 @@ use weft_verbs::settings::{FAULTS, LOG, OF_VERBS};
 
 use weft_cli::start::{EXIT_OWN, fail, refuse};
 use weft_report::programs::find;
+use weft_sys::elf::{self, Kind};
 
 use super::view::{self, View};
-use weft_cli::elf::{self, Kind};
 use weft_cli::failure::Failure;
 use weft_cli::places;
 

@@ -71,7 +71,7 @@ pub struct Plan {
     pub roots: Vec<Root>,
     /// Sum of the files' lengths in bytes.
     pub bytes: u64,
-    /// Number of files.
+    /// Number of files and links.
     pub files: u64,
     /// The entries that are left out, and the reasons: errors and kinds of files that are not copied.
     pub skipped: Vec<Skipped>,
@@ -347,6 +347,7 @@ impl Plan {
                 });
                 match fs::readlinkat(found.dir, found.name, Vec::new()) {
                     Ok(target) => {
+                        self.files += 1;
                         self.entries
                             .push(entry(Kind::Link(meta, target.into_bytes())));
                     }
@@ -450,7 +451,7 @@ mod tests {
             "> x/y/root",
         ];
         assert_eq!(show(&plan), expected);
-        assert_eq!((plan.files, plan.bytes), (2, 3));
+        assert_eq!((plan.files, plan.bytes), (3, 3));
 
         let dot = Plan::new(&[root.join(".")], None, files).unwrap();
         assert_eq!(show(&dot)[0], "< root", "`dir/.` has the name dir");

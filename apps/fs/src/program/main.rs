@@ -15,7 +15,6 @@ use nix::sys::signal::{SigSet, Signal};
 use weft_cli::args::fs::{
     Args, Command, Common, GetArgs, LONG, MountArgs, PutArgs, RunArgs, ServeArgs,
 };
-use weft_cli::elf::{self, Kind};
 use weft_cli::failure::{Exit, Failure};
 use weft_cli::global::Global;
 use weft_cli::start::{EXIT_OWN, fail, refuse};
@@ -26,6 +25,7 @@ use weft_fs::wire::{Attr, Flags};
 use weft_fs::{Client, Errno, Error, File, OpenOptions};
 use weft_report::programs::find;
 use weft_service::text::printable;
+use weft_sys::elf::{self, Kind};
 
 use keys::{connect, explain};
 

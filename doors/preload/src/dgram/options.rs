@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_run::meet::Why;
 
 use super::{Dgram, of, tx};
-use crate::signal;
+use crate::{kernel, signal, table};
 
 /// The time limits with 64-bit times.
 const SO_RCVTIMEO_NEW: c_int = 66;
@@ -167,4 +167,20 @@ pub(crate) fn connected(fd: c_int) {
     tx::readdressed(d);
     // From now on datagrams from others are refused; the kernel keeps those that it has, and so do the rings.
     d.rx().close_all();
+    bound(fd);
+}
+
+/// The socket was bound, or connected: datagrams to its port that came to another socket of this process may be for this one. Their senders look anew.
+pub(crate) fn bound(fd: c_int) {
+    let Some(d) = of(fd) else { return };
+    let mut port = None;
+    table::each_socket(|number, other: &'static Dgram| {
+        if std::ptr::eq(d, other) || !other.inbound.load(SeqCst) || signal::is_inside(other) {
+            return;
+        }
+        let port = *port.get_or_insert_with(|| kernel::local_port(fd));
+        if port.is_some() && kernel::local_port(number) == port {
+            other.rx().close_all();
+        }
+    });
 }

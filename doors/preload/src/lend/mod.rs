@@ -450,7 +450,7 @@ fn wait(chan: &Chan, completed: u64, offer: Option<&Offer>) -> Heard {
                 if is_done() {
                     return Heard::Alive;
                 }
-                if bell::is_cut(chan.bell()) {
+                if bell::is_gone(chan) {
                     return Heard::End;
                 }
                 let now = stream.source_progress(role, number);
@@ -467,7 +467,7 @@ fn wait(chan: &Chan, completed: u64, offer: Option<&Offer>) -> Heard {
 /// The socket is about to be closed for good.
 pub(crate) fn closing(chan: &Chan) {
     if chan.process == lock::own() {
-        loans::close(&chan.stream, bell::is_cut(chan.bell()));
+        loans::close(&chan.stream, bell::is_gone(chan));
     }
 }
 

@@ -1,10 +1,11 @@
 //! What the dynamic loader will do with a program, as far as it matters to somebody who wants to slip a library under it.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::FileExt;
+
+use rustix::io::Errno;
 
 /// Sizes in ELF64.
 const HEADER: usize = 64;
@@ -54,8 +55,12 @@ struct Segment {
 }
 
 /// Looks at a program.
-pub fn kind(file: &File) -> io::Result<Kind> {
+///
+/// # Errors
+/// Those of reading.
+pub fn kind(file: impl AsFd) -> io::Result<Kind> {
     let mut start = [0; 256];
+    let file = file.as_fd();
     let got = read(file, &mut start, 0)?;
     let start = &start[..got];
     if let Some(line) = start.strip_prefix(b"#!") {
@@ -81,13 +86,22 @@ pub fn kind(file: &File) -> io::Result<Kind> {
     })
 }
 
-/// Whether Go's linker made the program: its packages make system calls without the C library.
-pub fn is_go(file: &File) -> io::Result<bool> {
+/// The segments of a program of this word length.
+fn all_segments(file: BorrowedFd<'_>) -> io::Result<Vec<Segment>> {
     let mut start = [0; HEADER];
     if read(file, &mut start, 0)? < HEADER || !start.starts_with(b"\x7fELF\x02\x01") {
-        return Ok(false);
+        return Ok(Vec::new());
     }
-    for note in segments(file, &start)?.iter().filter(|s| s.kind == NOTE) {
+    segments(file, &start)
+}
+
+/// Whether Go's linker made the program: its packages make system calls without the C library.
+///
+/// # Errors
+/// Those of reading.
+pub fn is_go(file: impl AsFd) -> io::Result<bool> {
+    let file = file.as_fd();
+    for note in all_segments(file)?.iter().filter(|s| s.kind == NOTE) {
         let mut bytes = vec![0; note.len.min(4096) as usize];
         let got = read(file, &mut bytes, note.offset)?;
         // Sizes of name and text, a type, and the name.
@@ -101,13 +115,30 @@ pub fn is_go(file: &File) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether the program's dynamic loader is musl's: libraries for the GNU C library cannot be loaded there.
-pub fn is_musl(file: &File) -> io::Result<bool> {
-    let mut start = [0; HEADER];
-    if read(file, &mut start, 0)? < HEADER || !start.starts_with(b"\x7fELF\x02\x01") {
-        return Ok(false);
-    }
-    let segments = segments(file, &start)?;
+/// Why the program does not start, or complains, with a library for the GNU C library of this machine in `LD_PRELOAD`.
+///
+/// # Errors
+/// Those of reading.
+pub fn refuses_preload(file: impl AsFd) -> io::Result<Option<&'static str>> {
+    let file = file.as_fd();
+    Ok(match kind(file)? {
+        Kind::Foreign => Some("it is for another kind of machine than the library"),
+        Kind::Dynamic { .. } => {
+            let segments = all_segments(file)?;
+            if is_musl(file, &segments)? {
+                Some("it is linked with musl, and the library is for the GNU C library")
+            } else if needs_asan(file, &segments)? {
+                Some("it is built with AddressSanitizer, which has to be the first library")
+            } else {
+                None
+            }
+        }
+        _ => None,
+    })
+}
+
+/// Whether the program's dynamic loader is musl's.
+fn is_musl(file: BorrowedFd<'_>, segments: &[Segment]) -> io::Result<bool> {
     let Some(path) = segments.iter().find(|s| s.kind == INTERPRETER) else {
         return Ok(false);
     };
@@ -119,17 +150,14 @@ pub fn is_musl(file: &File) -> io::Result<bool> {
         .is_some_and(|name| name.starts_with(b"ld-musl-")))
 }
 
-/// Whether the program needs a library whose name begins like this.
-pub fn needs(file: &File, name: &str) -> io::Result<bool> {
-    let mut start = [0; HEADER];
-    if read(file, &mut start, 0)? < HEADER || !start.starts_with(b"\x7fELF\x02\x01") {
-        return Ok(false);
-    }
-    let segments = segments(file, &start)?;
-    let entries = dynamic(file, &segments)?;
+/// Whether the program needs GCC's or Clang's address sanitizer as a library.
+fn needs_asan(file: BorrowedFd<'_>, segments: &[Segment]) -> io::Result<bool> {
+    const NAMES: [&[u8]; 2] = [b"libasan.", b"libclang_rt.asan"];
+    const MOST: usize = 16;
+    let entries = dynamic(file, segments)?;
     for needed in entries.iter().filter(|entry| entry.0 == NEEDED) {
-        let text = string(file, &segments, &entries, needed.1)?;
-        if text.is_some_and(|text| text.starts_with(name.as_bytes())) {
+        let text = string(file, segments, &entries, needed.1, MOST)?.unwrap_or_default();
+        if NAMES.iter().any(|name| text.starts_with(name)) {
             return Ok(true);
         }
     }
@@ -144,7 +172,7 @@ fn interpreter(line: &[u8]) -> Option<OsString> {
     Some(OsString::from_vec(name.to_vec()))
 }
 
-fn segments(file: &File, header: &[u8]) -> io::Result<Vec<Segment>> {
+fn segments(file: BorrowedFd<'_>, header: &[u8]) -> io::Result<Vec<Segment>> {
     let (at, count) = (long(header, 32), usize::from(short(header, 56)));
     if usize::from(short(header, 54)) != PROGRAM_HEADER || count > MAX_SEGMENTS {
         return Ok(Vec::new());
@@ -163,7 +191,7 @@ fn segments(file: &File, header: &[u8]) -> io::Result<Vec<Segment>> {
 }
 
 /// The entries of the dynamic section: tags and values.
-fn dynamic(file: &File, segments: &[Segment]) -> io::Result<Vec<(u64, u64)>> {
+fn dynamic(file: BorrowedFd<'_>, segments: &[Segment]) -> io::Result<Vec<(u64, u64)>> {
     let Some(dynamic) = segments.iter().find(|s| s.kind == DYNAMIC) else {
         return Ok(Vec::new());
     };
@@ -175,12 +203,13 @@ fn dynamic(file: &File, segments: &[Segment]) -> io::Result<Vec<(u64, u64)>> {
         .collect())
 }
 
-/// The text at a place of the string table.
+/// The text at a place of the string table, up to `most` bytes of it.
 fn string(
-    file: &File,
+    file: BorrowedFd<'_>,
     segments: &[Segment],
     entries: &[(u64, u64)],
     at: u64,
+    most: usize,
 ) -> io::Result<Option<Vec<u8>>> {
     let Some(&(_, strings)) = entries.iter().find(|entry| entry.0 == STRING_TABLE) else {
         return Ok(None);
@@ -190,35 +219,35 @@ fn string(
         (s.kind == LOAD).then_some(s.offset.checked_add(within)?.checked_add(at)?)
     });
     let Some(place) = place else { return Ok(None) };
-    let mut text = vec![0; MAX_PATH_LIST];
+    let mut text = vec![0; most];
     let got = read(file, &mut text, place)?;
     text.truncate(text[..got].iter().position(|&b| b == 0).unwrap_or(got));
     Ok(Some(text))
 }
 
-fn rpath(file: &File, segments: &[Segment]) -> io::Result<Option<OsString>> {
+fn rpath(file: BorrowedFd<'_>, segments: &[Segment]) -> io::Result<Option<OsString>> {
     let entries = dynamic(file, segments)?;
     let value = |tag| entries.iter().find(|entry| entry.0 == tag);
     let (None, Some(name)) = (value(RUNPATH), value(RPATH)) else {
         return Ok(None);
     };
-    Ok(string(file, segments, &entries, name.1)?.map(OsString::from_vec))
+    let text = string(file, segments, &entries, name.1, MAX_PATH_LIST)?;
+    Ok(text.map(OsString::from_vec))
 }
 
 /// As much as there is of what is asked for.
-fn read(file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
+fn read(file: BorrowedFd<'_>, into: &mut [u8], at: u64) -> io::Result<usize> {
     let mut got = 0;
     while got < into.len() {
         let Some(from) = at.checked_add(got as u64) else {
             break;
         };
-        match file.read_at(&mut into[got..], from) {
-            Ok(0) => break,
+        match rustix::io::pread(file, &mut into[got..], from) {
+            // The end, or an offset that no file can have.
+            Ok(0) | Err(Errno::INVAL) => break,
             Ok(n) => got += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            // An offset that no file can have.
-            Err(e) if e.kind() == io::ErrorKind::InvalidInput => break,
-            Err(e) => return Err(e),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
         }
     }
     Ok(got)
@@ -245,12 +274,19 @@ fn long(from: &[u8], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::io::Write;
 
-    fn of(bytes: &[u8]) -> Kind {
-        let mut file = tempfile::tempfile().unwrap();
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    fn file(bytes: &[u8]) -> File {
+        let mut file = File::from(memfd_create("program", MemfdFlags::CLOEXEC).unwrap());
         file.write_all(bytes).unwrap();
-        kind(&file).unwrap()
+        file
+    }
+
+    fn of(bytes: &[u8]) -> Kind {
+        kind(file(bytes)).unwrap()
     }
 
     fn put(into: &mut [u8], at: usize, value: &[u8]) {
@@ -330,20 +366,33 @@ mod tests {
 
     #[test]
     fn go_is_known_by_its_note() {
-        let mut file = program(&[]);
-        put(&mut file, 64 + 56, &NOTE.to_le_bytes());
-        put(&mut file, 64 + 56 + 8, &900u64.to_le_bytes());
-        put(&mut file, 64 + 56 + 32, &32u64.to_le_bytes());
-        let write = |bytes: &[u8]| {
-            let mut out = tempfile::tempfile().unwrap();
-            out.write_all(bytes).unwrap();
-            is_go(&out).unwrap()
-        };
-        assert!(!write(&file));
-        put(&mut file, 900, &[4, 0, 0, 0, 8, 0, 0, 0, 4, 0, 0, 0]);
-        put(&mut file, 912, GO);
-        assert!(write(&file));
-        assert!(!write(b"#!/bin/sh"));
+        let mut bytes = program(&[]);
+        put(&mut bytes, 64 + 56, &NOTE.to_le_bytes());
+        put(&mut bytes, 64 + 56 + 8, &900u64.to_le_bytes());
+        put(&mut bytes, 64 + 56 + 32, &32u64.to_le_bytes());
+        let is_go = |bytes: &[u8]| is_go(file(bytes)).unwrap();
+        assert!(!is_go(&bytes));
+        put(&mut bytes, 900, &[4, 0, 0, 0, 8, 0, 0, 0, 4, 0, 0, 0]);
+        put(&mut bytes, 912, GO);
+        assert!(is_go(&bytes));
+        assert!(!is_go(b"#!/bin/sh"));
+    }
+
+    #[test]
+    fn musl_and_address_sanitizer_refuse_a_library() {
+        let refused = |bytes: &[u8]| refuses_preload(file(bytes)).unwrap();
+        let needs = [(NEEDED, 1), (STRING_TABLE, 0x40_0300)];
+        let mut asan = program(&needs);
+        assert_eq!(refused(&asan), None);
+        put(&mut asan, 768, b"\0libasan.so.8\0");
+        assert!(refused(&asan).unwrap().contains("Sanitizer"));
+        let mut musl = program(&needs);
+        let path = b"/lib/ld-musl-x86_64.so.1\0";
+        put(&mut musl, 900, path);
+        put(&mut musl, 64 + 56 + 8, &900u64.to_le_bytes());
+        put(&mut musl, 64 + 56 + 32, &(path.len() as u64).to_le_bytes());
+        assert!(refused(&musl).unwrap().contains("musl"));
+        assert_eq!(refused(b"#!/bin/sh\n"), None);
     }
 
     #[test]
@@ -351,11 +400,13 @@ mod tests {
         let whole = program(&[(RPATH, 1), (STRING_TABLE, 0x40_0300)]);
         for len in 0..whole.len() {
             of(&whole[..len]);
+            refuses_preload(file(&whole[..len])).unwrap();
         }
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] = 0xff;
             of(&damaged);
+            refuses_preload(file(&damaged)).unwrap();
         }
     }
 
