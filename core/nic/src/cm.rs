@@ -12,17 +12,18 @@ use std::time::{Duration, Instant};
 
 use weft_cverbs::Zeroed;
 use weft_cverbs::cm::{
-    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_DEVICE_REMOVAL,
-    RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
-    RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_PS_TCP, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
-    rdma_conn_param, rdma_event_channel,
+    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST,
+    RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED,
+    RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_CM_EVENT_UNREACHABLE, RDMA_PS_TCP,
+    rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 
+use crate::channel::{readable, without_blocking};
 use crate::context::{Context, Keeper, Pd};
 use crate::error::{Error, last, status};
 use crate::library::{CmCalls, Libraries};
 use crate::qp::{Qp, QpInit};
-use crate::queue::{readable, without_blocking};
+
 use crate::watch::{End, Source, Watched};
 
 /// Where errors without a device come from.
@@ -194,14 +195,14 @@ impl Id {
         status(answer).map_err(|errno| self.failed(call, errno))
     }
 
-    /// The next event.
-    fn event(&self, call: &str, end: Instant) -> Result<Event, Error> {
+    /// The next event, at most until `end` (`None`: for ever).
+    fn event(&self, end: Option<Instant>) -> Result<Option<Event>, Error> {
         loop {
             if !readable(self.as_fd(), end).map_err(|e| self.failed("poll", e.raw_os_error()))? {
-                return Err(self.failed(call, libc::ETIMEDOUT));
+                return Ok(None);
             }
             if let Some(event) = self.try_event()? {
-                return Ok(event);
+                return Ok(Some(event));
             }
         }
     }
@@ -238,7 +239,8 @@ impl Id {
 
     /// Waits for this event.
     fn expect(&self, call: &str, kind: rdma_cm_event_type, end: Instant) -> Result<Event, Error> {
-        let event = self.event(call, end)?;
+        let event = self.event(Some(end))?;
+        let event = event.ok_or_else(|| self.failed(call, libc::ETIMEDOUT))?;
         if event.kind == kind {
             return Ok(event);
         }
@@ -274,6 +276,10 @@ impl Source for Id {
             match event.kind {
                 RDMA_CM_EVENT_DISCONNECTED if event.status < 0 => return Ok(Some(End::Lost)),
                 RDMA_CM_EVENT_DISCONNECTED => return Ok(Some(End::Disconnected)),
+                // After `Incoming::accept`.
+                RDMA_CM_EVENT_CONNECT_ERROR
+                | RDMA_CM_EVENT_UNREACHABLE
+                | RDMA_CM_EVENT_REJECTED => return Ok(Some(End::Lost)),
                 RDMA_CM_EVENT_DEVICE_REMOVAL => return Ok(Some(End::DeviceRemoved)),
                 _ => {}
             }
@@ -489,20 +495,32 @@ impl Listener {
         context(&self.0)
     }
 
-    /// The next connection request, if one comes within this time.
+    /// The next connection request; `None` if none comes within this time (`None`: for ever).
     ///
     /// # Errors
-    /// As `rdma_get_cm_event`; none came (`ETIMEDOUT`).
-    pub fn request(&self, patience: Duration) -> Result<Incoming, Error> {
-        let end = Instant::now() + patience;
-        let call = "waiting for a connection";
-        let event = self.0.expect(call, RDMA_CM_EVENT_CONNECT_REQUEST, end)?;
-        Ok(Incoming {
-            id: Arc::new(self.0.of_request(event.id)?),
-            private_data: event.private_data,
-            reads: event.reads,
-            is_answered: false,
-        })
+    /// As `rdma_get_cm_event`; the device is removed. After an error that [is of the request alone](Error::is_of_a_request) others can follow.
+    pub fn request(&self, patience: Option<Duration>) -> Result<Option<Incoming>, Error> {
+        let end = patience.and_then(|time| Instant::now().checked_add(time));
+        while let Some(event) = self.0.event(end)? {
+            match event.kind {
+                RDMA_CM_EVENT_CONNECT_REQUEST => {
+                    let id = self.0.of_request(event.id);
+                    return Ok(Some(Incoming {
+                        id: Arc::new(id.map_err(Error::of_a_request)?),
+                        private_data: event.private_data,
+                        reads: event.reads,
+                        is_answered: false,
+                    }));
+                }
+                RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                    let device = self.0.device();
+                    return Err(Error::new(device.as_deref(), "the device was removed")
+                        .with_errno(libc::ENODEV));
+                }
+                _ => {}
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -561,12 +579,12 @@ impl Incoming {
         create_qp(&self.id, pd, init)
     }
 
-    /// Accepts, and waits until the connection is there.
+    /// Accepts, without waiting until the peer knows it: if the peer has gone, the connection ends.
     ///
     /// # Errors
-    /// As `rdma_accept`; the peer has gone.
-    pub fn accept(mut self, param: &Param<'_>, patience: Duration) -> Result<Connection, Error> {
-        let (id, end) = (&self.id, Instant::now() + patience);
+    /// As `rdma_accept`.
+    pub fn accept(mut self, param: &Param<'_>) -> Result<Connection, Error> {
+        let id = &self.id;
         let mut parameters = id.parameters(param)?;
         // More than the peer asks for is an error. A peer with the first revision of MPA does not say.
         let at_most = |asked: u8| param.reads.min(if asked == 0 { READS } else { asked });
@@ -576,8 +594,6 @@ impl Incoming {
         let answer = unsafe { (id.calls.rdma_accept)(id.id, &raw mut parameters) };
         id.check("rdma_accept", answer)?;
         self.is_answered = true;
-        self.id
-            .expect("rdma_accept", RDMA_CM_EVENT_ESTABLISHED, end)?;
         let private_data = std::mem::take(&mut self.private_data);
         Connection::new(&self.id, private_data)
     }

@@ -15,6 +15,7 @@
 #![allow(clippy::struct_field_names)] // a handle of C has the name of its kind
 
 mod address;
+mod channel;
 pub mod cm;
 mod context;
 mod device;
@@ -24,9 +25,11 @@ mod library;
 mod memory;
 mod qp;
 mod queue;
+mod srq;
 mod watch;
 
 pub use address::addresses_of;
+pub use channel::Channel;
 pub use context::{Context, Pd};
 pub use device::{Device, Transport, devices, unlisted};
 pub use error::Error;
@@ -34,5 +37,6 @@ pub use info::{Gid, GidKind, Info, Link, Port};
 pub use library::{FOLDER, Libraries};
 pub use memory::{Access, Mr, Named, Remote, Sge};
 pub use qp::{Ah, Data, Op, Path, Qp, QpInit, QpKind, Request, SendWr};
-pub use queue::{Channel, Cq, Srq, Wc};
+pub use queue::{Cq, Wc};
+pub use srq::Srq;
 pub use watch::End;

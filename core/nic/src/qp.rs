@@ -20,7 +20,8 @@ use crate::context::{Context, Keeper, Pd};
 use crate::error::{Error, last, status};
 use crate::info::{Gid, GidKind, Link, Port};
 use crate::memory::{Access, Named, Remote, Sge};
-use crate::queue::{Cq, Srq, list, receive};
+use crate::queue::{Cq, list, receive};
+use crate::srq::Srq;
 
 /// The kind of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

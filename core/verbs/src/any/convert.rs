@@ -8,7 +8,8 @@ use weft_nic::{Named, Op, Remote};
 
 use crate::cm::ConnectError;
 use crate::{
-    Access, EndReason, Error, PostReason, RemoteAddr, SendOp, Sge, Wc, WcOpcode, WcStatus,
+    Access, EndReason, Error, PostError, PostReason, RemoteAddr, SendOp, Sge, Wc, WcOpcode,
+    WcStatus,
 };
 
 /// The error with its remedy.
@@ -43,6 +44,16 @@ pub(super) fn post_reason(error: &weft_nic::Error) -> PostReason {
         Some(error) if error.kind() == io::ErrorKind::OutOfMemory => PostReason::Full,
         _ => PostReason::Device(error.errno().unwrap_or_default()),
     }
+}
+
+/// Posts one request after the other.
+pub(super) fn each<T>(
+    wrs: &[T],
+    post: impl Fn(&T) -> Result<(), PostReason>,
+) -> Result<(), PostError> {
+    wrs.iter()
+        .enumerate()
+        .try_for_each(|(index, wr)| post(wr).map_err(|reason| PostError { index, reason }))
 }
 
 pub(super) fn end(end: weft_nic::End) -> EndReason {

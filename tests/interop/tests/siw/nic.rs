@@ -20,26 +20,32 @@ fn host_program() -> PathBuf {
     folder.join("weft")
 }
 
-/// The program, without what only debuggers read.
-fn program(dir: &Path) -> PathBuf {
+/// What cargo prints of this command.
+fn cargo(args: &[&str]) -> String {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--locked", "-p", "weft"]);
-    assert!(cargo.status().expect("cargo runs").success(), "{cargo:?}");
-    let built = host_program();
-    let stripped = dir.join("weft");
+    let done = cargo.args(args).stderr(Stdio::inherit()).output();
+    let done = done.expect("cargo runs");
+    assert!(done.status.success(), "{cargo:?}");
+    String::from_utf8(done.stdout).unwrap()
+}
+
+/// Puts a program into /tmp of the guest, without what only debuggers read.
+fn put(siw: &mut Siw, program: &Path, name: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let stripped = dir.path().join(name);
     let mut strip = Command::new("strip");
-    strip.arg("-o").arg(&stripped).arg(built);
+    strip.arg("-o").arg(&stripped).arg(program);
     assert!(strip.status().expect("strip runs").success(), "{strip:?}");
-    stripped
+    siw.guest.put(&stripped, &format!("/tmp/{name}"), LONG);
+    siw.guest.must(&format!("chmod +x /tmp/{name}"), STEP);
 }
 
 /// The guest with the program in /tmp, and rxe0 on the interface that siw0 is on.
 fn prepared(siw: &mut Siw) {
     siw.driver(&[]);
-    let dir = tempfile::tempdir().unwrap();
-    siw.guest.put(&program(dir.path()), "/tmp/weft", LONG);
-    let add =
-        "chmod +x /tmp/weft; rdma link | grep -q rxe0 || rdma link add rxe0 type rxe netdev eth0";
+    cargo(&["build", "--quiet", "--locked", "-p", "weft"]);
+    put(siw, &host_program(), "weft");
+    let add = "rdma link | grep -q rxe0 || rdma link add rxe0 type rxe netdev eth0";
     siw.guest.must(add, STEP);
 }
 
@@ -207,6 +213,47 @@ fn auto_takes_the_device_of_the_route() {
         STEP,
     );
     auto_finds(&mut siw, "rxe0");
+    let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
+    siw.guest.must(back, STEP);
+}
+
+/// The test program of this package with this name.
+fn test_program(name: &str) -> PathBuf {
+    let build = [
+        "test",
+        "--quiet",
+        "--locked",
+        "-p",
+        "weft-interop",
+        "--no-run",
+    ];
+    let args = [&build[..], &["--message-format=json", "--test", name]].concat();
+    let built = cargo(&args);
+    let begin = "\"executable\":\"";
+    let lines = built.lines().filter_map(|line| line.split_once(begin));
+    let path = lines
+        .filter_map(|(_, rest)| rest.split('"').next())
+        .next_back();
+    path.expect("an executable").into()
+}
+
+#[test]
+fn the_objects_of_any_device_are_those_of_the_kernels_devices() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    put(&mut siw, &test_program("any"), "any");
+    let run = |siw: &mut Siw, device: &str| {
+        let line = format!("WEFT_TEST_RNIC={device}@{GUEST} /tmp/any --test-threads=1");
+        let done = siw.guest.run(&line, LONG);
+        say(&format!(
+            "objects of any device on {device}:\n{}",
+            done.text
+        ));
+        assert_eq!(done.status, 0, "{}", done.text);
+    };
+    run(&mut siw, "siw0");
+    siw.guest.must("rdma link del siw0", STEP);
+    run(&mut siw, "rxe0");
     let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
     siw.guest.must(back, STEP);
 }
