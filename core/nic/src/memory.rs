@@ -26,6 +26,12 @@ bitflags::bitflags! {
     }
 }
 
+impl Access {
+    fn rights(self) -> weft_mem::Access {
+        weft_mem::Access::from_bits_truncate(self.bits())
+    }
+}
+
 /// The memory of all regions. The device has keys of its own: those of this table reach no peer.
 fn table() -> &'static Table {
     static TABLE: OnceLock<Table> = OnceLock::new();
@@ -72,12 +78,31 @@ impl Pd {
         self.register(Backing::Owned(buffer), access)
     }
 
+    /// Registers the memory of a region of another table, which stays as long as either.
+    ///
+    /// # Errors
+    /// As `ibv_reg_mr`.
+    ///
+    /// # Panics
+    /// When it has no bytes.
+    pub fn reg_region(&self, region: &Region, access: Access) -> Result<Mr, Error> {
+        assert!(!region.is_empty(), "a region has bytes");
+        self.enter(
+            table().register_part(region, 0, region.len(), 0, access.rights()),
+            access,
+        )
+    }
+
     fn register(&self, backing: Backing, access: Access) -> Result<Mr, Error> {
-        let rights = weft_mem::Access::from_bits_truncate(access.bits());
+        self.enter(
+            table().register(PdId(0), backing, 0, access.rights()),
+            access,
+        )
+    }
+
+    fn enter(&self, region: Result<Region, MemError>, access: Access) -> Result<Mr, Error> {
         let none = |error: MemError| Error::new(Some(self.context().name()), error.to_string());
-        let region = table()
-            .register(PdId(0), backing, 0, rights)
-            .map_err(none)?;
+        let region = region.map_err(none)?;
         let calls = &self.context().libraries().verbs;
         // SAFETY: our memory, which lives until the region is gone.
         let mr = unsafe {

@@ -90,11 +90,18 @@ impl Dial {
     /// # Errors
     /// [`ConnectError`].
     pub fn connect(self, qp: Qp, param: &ConnParam) -> Result<Connection, ConnectError> {
-        match (self.by, qp.0) {
+        let private_data = self.connect_with(&qp, param)?;
+        Ok(Connection { qp, private_data })
+    }
+
+    /// As [`Dial::connect`], for an owner that keeps the queue pair; returns the peer's private data.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect_with(self, qp: &Qp, param: &ConnParam) -> Result<Vec<u8>, ConnectError> {
+        match (self.by, &qp.0) {
             (Either::Soft(device), Either::Soft(soft)) => {
-                let private_data = device.dial_and_wait(self.peer, None, &soft.qp, param)?;
-                let qp = Qp(Either::Soft(soft));
-                Ok(Connection { qp, private_data })
+                device.dial_and_wait(self.peer, None, &soft.qp, param)
             }
             (Either::Rnic((rnic, outgoing)), Either::Rnic(hard)) => {
                 refuse_tls(param, &rnic)?;
@@ -102,8 +109,7 @@ impl Dial {
                 let connection = connection.map_err(|e| convert::connect_error(&e))?;
                 let private_data = connection.private_data().to_vec();
                 hard.connected(connection);
-                let qp = Qp(Either::Rnic(hard));
-                Ok(Connection { qp, private_data })
+                Ok(private_data)
             }
             _ => Err(ConnectError::Invalid(TWO_DEVICES.into())),
         }
@@ -269,19 +275,25 @@ impl Request {
     /// # Errors
     /// [`ConnectError`].
     pub fn accept(self, qp: Qp, param: &ConnParam) -> Result<Connection, ConnectError> {
-        match (self.0, qp.0) {
+        let private_data = self.private_data().to_vec();
+        self.accept_with(&qp, param)?;
+        Ok(Connection { qp, private_data })
+    }
+
+    /// As [`Request::accept`], for an owner that keeps the queue pair.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn accept_with(self, qp: &Qp, param: &ConnParam) -> Result<(), ConnectError> {
+        match (self.0, &qp.0) {
             (Either::Soft((_, request)), Either::Soft(soft)) => {
-                let crate::cm::Connection { qp, private_data } = request.accept(soft.qp, param)?;
-                let qp = Qp::from_soft(qp, soft.max_inline);
-                Ok(Connection { qp, private_data })
+                request.accept_with(&soft.qp, param)
             }
             (Either::Rnic((rnic, incoming)), Either::Rnic(hard)) => {
                 refuse_tls(param, &rnic)?;
-                let private_data = incoming.private_data().to_vec();
                 let connection = incoming.accept(&of_rnic(param, &rnic));
                 hard.connected(connection.map_err(|e| convert::connect_error(&e))?);
-                let qp = Qp(Either::Rnic(hard));
-                Ok(Connection { qp, private_data })
+                Ok(())
             }
             _ => Err(ConnectError::Invalid(TWO_DEVICES.into())),
         }

@@ -258,6 +258,26 @@ fn the_objects_of_any_device_are_those_of_the_kernels_devices() {
     siw.guest.must(back, STEP);
 }
 
+#[test]
+fn exs_runs_on_the_kernels_devices() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    put(&mut siw, &test_program("exs"), "exs");
+    let run = |siw: &mut Siw, device: &str, skip: &str| {
+        let line = format!("WEFT_TEST_RNIC={device}@{GUEST} /tmp/exs --test-threads=1 {skip}");
+        let done = siw.guest.run(&line, 2 * LONG);
+        say(&format!("EXS on {device}:\n{}", done.text));
+        assert_eq!(done.status, 0, "{}", done.text);
+    };
+    // Where both are on one interface, rdma_cm takes its address for siw0.
+    run(&mut siw, "siw0", "");
+    siw.guest.must("rdma link del siw0", STEP);
+    // RoCE and iWARP do not meet.
+    run(&mut siw, "rxe0", "--skip=with_the_soft_rnic");
+    let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
+    siw.guest.must(back, STEP);
+}
+
 /// A program here; it does not outlive the test.
 struct OnHost(Child);
 
