@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use weft_cverbs::Zeroed;
@@ -24,7 +24,7 @@ use crate::error::{Error, last, status};
 use crate::library::{CmCalls, Libraries};
 use crate::qp::{Qp, QpInit};
 
-use crate::watch::{End, Source, Watched};
+use crate::watch::{End, Source, Watched, lock};
 
 /// Where errors without a device come from.
 const CM: &str = "librdmacm";
@@ -44,6 +44,8 @@ pub(crate) struct Id {
     calls: &'static CmCalls,
     id: *mut rdma_cm_id,
     channel: *mut rdma_event_channel,
+    /// `rdma_disconnect` uses the queue pair, and several threads call it: held there and while the queue pair is destroyed.
+    ending: Mutex<()>,
 }
 
 // SAFETY: the library's calls may come from any thread.
@@ -143,6 +145,7 @@ impl Id {
             calls,
             id,
             channel,
+            ending: Mutex::default(),
         })
     }
 
@@ -165,6 +168,7 @@ impl Id {
                 calls,
                 id,
                 channel,
+                ending: Mutex::default(),
             }),
             Err(error) => {
                 // SAFETY: ours, once.
@@ -292,7 +296,8 @@ impl Source for Id {
     }
 
     fn disconnect(&self) {
-        // SAFETY: an identifier that lives.
+        let _ending = lock(&self.ending);
+        // SAFETY: an identifier that lives; its queue pair lives too, or is gone from it.
         unsafe { (self.calls.rdma_disconnect)(self.id) };
     }
 }
@@ -342,8 +347,11 @@ fn create_qp(id: &Arc<Id>, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
     let answer = unsafe { (id.calls.rdma_create_qp)(id.id, pd.raw(), &raw mut attributes) };
     status(answer).map_err(|errno| own.lacks_memory("rdma_create_qp", errno, init.memory()))?;
     let owner = Arc::clone(id);
-    // SAFETY: ours, once, and the identifier lives.
-    let destroy = move || unsafe { (owner.calls.rdma_destroy_qp)(owner.id) };
+    let destroy = move || {
+        let _ending = lock(&owner.ending);
+        // SAFETY: ours, once, and the identifier lives.
+        unsafe { (owner.calls.rdma_destroy_qp)(owner.id) }
+    };
     let keeper: Arc<dyn Keeper> = Arc::<Id>::clone(id);
     let inline = attributes.cap.max_inline_data;
     // SAFETY: the identifier's queue pair, which `destroy` ends.
