@@ -12,12 +12,16 @@ use super::{PING_PORT, STEP, Siw, siw};
 /// For every operation on a device, and the copy of the program; the guest is emulated.
 const LONG: Duration = Duration::from_mins(5);
 
-/// The program, as it was built beside this test.
-fn host_program() -> PathBuf {
+/// The program with this name, as it was built beside this test.
+fn beside(name: &str) -> PathBuf {
     // target/debug/deps/NAME
     let test = std::env::current_exe().expect("/proc");
     let folder = test.ancestors().nth(2).expect("a target folder");
-    folder.join("weft")
+    folder.join(name)
+}
+
+fn host_program() -> PathBuf {
+    beside("weft")
 }
 
 /// What cargo prints of this command.
@@ -303,8 +307,11 @@ impl Drop for OnHost {
 
 /// The program here, on the soft RNIC; a listener says `listening on ADDRESS` first.
 fn on_the_host(args: &[&str]) -> (OnHost, impl Iterator<Item = String> + use<>) {
-    let mut weft = Command::new(host_program());
-    let mut child = weft.args(args).stdout(Stdio::piped()).spawn().unwrap();
+    started(Command::new(host_program()).args(args))
+}
+
+fn started(program: &mut Command) -> (OnHost, impl Iterator<Item = String> + use<>) {
+    let mut child = program.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     (OnHost(child), lines.map_while(Result::ok))
 }
@@ -391,6 +398,40 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
         LONG,
     );
     assert!(received.contains(sum), "{sum} is not in {received}");
+}
+
+/// 2000 messages of 16 KiB there and back, several at a time.
+#[test]
+fn extended_sockets_on_siw_and_on_the_soft_rnic_of_the_host_reach_each_other() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    siw.guest.must("rdma link del rxe0", STEP);
+    let build = ["build", "--quiet", "--locked", "-p", "weft-exs"];
+    cargo(&[&build[..], &["--example", "echo"]].concat());
+    let echo = beside("examples/echo");
+    put(&mut siw, &echo, "echo");
+
+    // The guest connects; the server goes on until it is ended.
+    let (_server, mut lines) = started(Command::new(&echo).args(["server", "127.0.0.1:0"]));
+    let client = format!(
+        "WEFT_DEVICE=siw0 /tmp/echo client {HOST}:{}",
+        port(&mut lines)
+    );
+    let said = siw.guest.must(&client, LONG);
+    assert!(said.contains("2000 messages of 16384 bytes"), "{said}");
+
+    // The host connects.
+    let listen = format!(
+        "cd /tmp; rm -f server; WEFT_DEVICE=siw0 ./echo server {GUEST}:{PING_PORT} >server & echo $! >/tmp/pid; cd /tmp; {}",
+        ready("server", "listening")
+    );
+    siw.guest.must(&listen, STEP);
+    let guest = format!("127.0.0.1:{}", siw.forwarded);
+    let (mut client, lines) = started(Command::new(&echo).args(["client", &guest]));
+    let said: Vec<_> = lines.collect();
+    assert!(client.ends_well(), "{said:?}");
+    assert!(said[0].contains("2000 messages of 16384 bytes"), "{said:?}");
+    siw.guest.must("kill $(cat /tmp/pid)", STEP);
 }
 
 #[test]
