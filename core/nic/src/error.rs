@@ -79,6 +79,11 @@ impl Error {
         self.rejected.as_deref()
     }
 
+    /// The device is gone.
+    pub(crate) fn removed(device: &str) -> Self {
+        Self::new(Some(device), "the device was removed, or has failed").with_errno(libc::ENODEV)
+    }
+
     /// A connection request is lost, and others can come.
     pub(crate) fn of_a_request(self) -> Self {
         Self {

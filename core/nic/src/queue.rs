@@ -14,6 +14,7 @@ use weft_cverbs::{IBV_WC_SUCCESS, IBV_WC_WITH_IMM, Zeroed, ibv_cq, ibv_recv_wr, 
 use crate::channel::Channel;
 use crate::context::Context;
 use crate::error::{Error, last, status};
+use crate::life::{Handle, Kind};
 use crate::memory::Sge;
 
 impl Context {
@@ -40,6 +41,8 @@ impl Context {
         is_shared: bool,
     ) -> Result<Cq, Error> {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
+        let calling = self.enter()?;
+        let calls = &self.libraries().verbs;
         if channel.is_some_and(|channel| !channel.context().is(self)) {
             return Err(self.failed(
                 "ibv_create_cq with a channel of another device",
@@ -53,16 +56,15 @@ impl Context {
         // Comes back with the queue's events.
         let program = ptr::without_provenance_mut(number as usize);
         // SAFETY: an open context and its channel; the library does not use the pointer.
-        let cq = unsafe {
-            let create = self.libraries().verbs.ibv_create_cq;
-            create(self.raw(), entries as c_int, program, raw, 0)
-        };
+        let cq = unsafe { (calls.ibv_create_cq)(self.raw(), entries as c_int, program, raw, 0) };
         if cq.is_null() {
             let needed = entries as usize * size_of::<ibv_wc>();
             return Err(self.lacks_memory("ibv_create_cq", last(), needed));
         }
+        // SAFETY: ours, once; every queue pair of it was destroyed before, and every event of it is acknowledged.
+        let destroy = move |cq| unsafe { (calls.ibv_destroy_cq)(cq) };
         Ok(Cq(Arc::new(CqInner {
-            cq,
+            cq: Handle::new(self.life(), &calling, Kind::Cq, cq, destroy),
             number,
             channel: channel.cloned(),
             is_shared,
@@ -78,7 +80,7 @@ impl Context {
 pub struct Cq(Arc<CqInner>);
 
 struct CqInner {
-    cq: *mut ibv_cq,
+    cq: Handle<ibv_cq>,
     number: u32,
     channel: Option<Channel>,
     /// The channel's events belong to the program.
@@ -88,18 +90,6 @@ struct CqInner {
     /// Readable when one of them has left completions for another.
     more: OwnedFd,
     context: Context,
-}
-
-// SAFETY: as `Context`.
-unsafe impl Send for CqInner {}
-// SAFETY: as above.
-unsafe impl Sync for CqInner {}
-
-impl Drop for CqInner {
-    fn drop(&mut self) {
-        // SAFETY: ours, once; every queue pair of it has held it, and every event of it was acknowledged.
-        unsafe { (self.context.libraries().verbs.ibv_destroy_cq)(self.cq) };
-    }
 }
 
 /// A work completion.
@@ -151,7 +141,7 @@ impl Cq {
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_cq {
-        self.0.cq
+        self.0.cq.raw()
     }
 
     /// Its number, by which a [`Channel`] names it: none of the process has the same.
@@ -169,9 +159,10 @@ impl Cq {
         let room = completions.len().min(MOST);
         let context = &self.0.context;
         let call = context.ops().poll_cq;
+        let call = call.ok_or_else(|| context.failed("ibv_poll_cq", libc::EOPNOTSUPP))?;
+        let cq = &self.0.cq;
         // SAFETY: the table's own call, a queue that lives, and room for so many.
-        let count = call.map(|call| unsafe { call(self.0.cq, room as c_int, taken.as_mut_ptr()) });
-        let count = count.ok_or_else(|| context.failed("ibv_poll_cq", libc::EOPNOTSUPP))?;
+        let count = cq.with(|cq| unsafe { call(cq, room as c_int, taken.as_mut_ptr()) })?;
         let count = usize::try_from(count).map_err(|_| context.failed("ibv_poll_cq", last()))?;
         for (to, from) in completions.iter_mut().zip(&taken[..count]) {
             *to = Wc::of(from);
@@ -186,10 +177,10 @@ impl Cq {
     pub fn arm(&self, solicited_only: bool) -> Result<(), Error> {
         let context = &self.0.context;
         let call = context.ops().req_notify_cq;
+        let call = call.ok_or_else(|| context.failed("ibv_req_notify_cq", libc::EOPNOTSUPP))?;
+        let cq = &self.0.cq;
         // SAFETY: as in `poll`.
-        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {
-            call(self.0.cq, solicited_only.into())
-        });
+        let answer = cq.with(|cq| unsafe { call(cq, solicited_only.into()) })?;
         status(answer).map_err(|errno| context.failed("ibv_req_notify_cq", errno))
     }
 

@@ -7,6 +7,7 @@ use weft_cverbs::{Zeroed, ibv_recv_wr, ibv_srq, ibv_srq_init_attr};
 
 use crate::context::{Context, Pd};
 use crate::error::{Error, last, status};
+use crate::life::{Handle, Kind};
 use crate::memory::{Named, Sge};
 use crate::queue::{list, receive};
 
@@ -15,20 +16,8 @@ use crate::queue::{list, receive};
 pub struct Srq(Arc<SrqInner>);
 
 struct SrqInner {
-    srq: *mut ibv_srq,
+    srq: Handle<ibv_srq>,
     pd: Pd,
-}
-
-// SAFETY: as `Context`.
-unsafe impl Send for SrqInner {}
-// SAFETY: as above.
-unsafe impl Sync for SrqInner {}
-
-impl Drop for SrqInner {
-    fn drop(&mut self) {
-        // SAFETY: ours, once; every queue pair of it has held it.
-        unsafe { (self.pd.context().libraries().verbs.ibv_destroy_srq)(self.srq) };
-    }
 }
 
 impl Pd {
@@ -38,16 +27,22 @@ impl Pd {
     /// As `ibv_create_srq`.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, Error> {
         let context = self.context();
+        let calling = context.enter()?;
+        let calls = &context.libraries().verbs;
         let mut init = ibv_srq_init_attr::zeroed();
         (init.attr.max_wr, init.attr.max_sge) = (max_wr, max_sge);
         // SAFETY: a domain that lives, and its attributes.
-        let srq = unsafe { (context.libraries().verbs.ibv_create_srq)(self.raw(), &raw mut init) };
+        let srq = unsafe { (calls.ibv_create_srq)(self.raw(), &raw mut init) };
         if srq.is_null() {
             let wr = size_of::<ibv_recv_wr>() + max_sge as usize * size_of::<Sge<'_>>();
             return Err(context.lacks_memory("ibv_create_srq", last(), max_wr as usize * wr));
         }
-        let pd = self.clone();
-        Ok(Srq(Arc::new(SrqInner { srq, pd })))
+        // SAFETY: ours, once; every queue pair of it was destroyed before.
+        let destroy = move |srq| unsafe { (calls.ibv_destroy_srq)(srq) };
+        Ok(Srq(Arc::new(SrqInner {
+            srq: Handle::new(context.life(), &calling, Kind::Srq, srq, destroy),
+            pd: self.clone(),
+        })))
     }
 }
 
@@ -57,7 +52,7 @@ impl Srq {
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_srq {
-        self.0.srq
+        self.0.srq.raw()
     }
 
     /// Posts a receive.
@@ -79,10 +74,10 @@ impl Srq {
     fn receive(&self, mut wr: ibv_recv_wr) -> Result<(), Error> {
         let (context, mut bad) = (self.0.pd.context(), ptr::null_mut());
         let call = context.ops().post_srq_recv;
+        let call = call.ok_or_else(|| context.failed("ibv_post_srq_recv", libc::EOPNOTSUPP))?;
+        let srq = &self.0.srq;
         // SAFETY: the table's own call, a queue that lives, and a work request with its list.
-        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {
-            call(self.0.srq, &raw mut wr, &raw mut bad)
-        });
+        let answer = srq.with(|srq| unsafe { call(srq, &raw mut wr, &raw mut bad) })?;
         status(answer).map_err(|errno| context.failed("ibv_post_srq_recv", errno))
     }
 }

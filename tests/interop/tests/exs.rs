@@ -3,6 +3,7 @@
 //! `siw/nic.rs` runs this program in the guest as well, with `WEFT_TEST_RNIC=DEVICE@ADDRESS` for a device of the kernel.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
@@ -46,15 +47,25 @@ fn pair_of(
     set: impl Fn(&mut Options),
 ) -> ((Context, Socket), (Context, Socket)) {
     let [near, far] = [near, far].map(on);
-    let listener = Socket::new(&far, false, kind).unwrap();
+    let (a, b) = connected(&near, &far, kind, set);
+    ((near, a), (far, b))
+}
+
+fn connected(
+    near: &Context,
+    far: &Context,
+    kind: Kind,
+    set: impl Fn(&mut Options),
+) -> (Socket, Socket) {
+    let listener = Socket::new(far, false, kind).unwrap();
     listener.set_options(&set).unwrap();
     listener.bind(any_port()).unwrap();
     listener.listen(4).unwrap();
-    let a = Socket::new(&near, false, kind).unwrap();
+    let a = Socket::new(near, false, kind).unwrap();
     a.set_options(&set).unwrap();
     a.connect_wait(listener.local_addr().unwrap()).unwrap();
     let b = listener.accept_wait(Some(PATIENCE)).unwrap();
-    ((near, a), (far, b))
+    (a, b)
 }
 
 fn noise(len: usize, seed: u64) -> Vec<u8> {
@@ -300,4 +311,45 @@ fn what_does_not_fit_is_refused() {
     drop(listener);
     let late = Socket::new(&context, false, Kind::Stream).unwrap();
     assert_eq!(late.connect_wait(addr), Err(Errno::CONNREFUSED));
+}
+
+/// In the guest only: nobody removes the devices of this machine.
+#[test]
+fn a_device_that_is_removed_ends_its_connections_and_may_come_back() {
+    if std::env::var_os("WEFT_TEST_RNIC").is_none() {
+        return;
+    }
+    let (device, _) = rnic();
+    let link = |args: &[&str]| {
+        let mut rdma = Command::new("rdma");
+        let status = rdma
+            .args(["link", args[0], device])
+            .args(&args[1..])
+            .status();
+        assert!(status.unwrap().success(), "{args:?}");
+    };
+    let context = on(RNIC);
+    let (a, b) = connected(&context, &context, Kind::Stream, |_| ());
+    let queue = Queue::new(&context, 8).unwrap();
+    let region = Region::alloc(&context, 100_000).unwrap();
+    let receive = |socket: &Socket, token| {
+        let memory = region.slice(token as usize * 50_000, 50_000).unwrap();
+        socket.recv(memory, RecvFlags::WAITALL, queue.sink(token))
+    };
+    receive(&a, 0).unwrap();
+    receive(&b, 1).unwrap();
+    link(&["delete"]);
+    let mut events = Vec::new();
+    queue.dequeue(&mut events, 2, 2, Some(PATIENCE)).unwrap();
+    assert_eq!(events.len(), 2);
+    for event in events {
+        assert!(event.result.is_err(), "{:?}", event.result);
+    }
+    link(&["add", "type", &device[..3], "netdev", "eth0"]);
+    let (a, b) = connected(&context, &context, Kind::Stream, |_| ());
+    let sent = thread::spawn(move || a.send_wait(noise(50_000, 1).into()));
+    let memory = region.slice(0, 50_000).unwrap();
+    assert_eq!(b.recv_wait(&memory, RecvFlags::WAITALL), Ok(50_000));
+    assert_eq!(sent.join().unwrap(), Ok(50_000));
+    assert!(memory.to_vec() == noise(50_000, 1));
 }

@@ -59,7 +59,11 @@ pub(super) fn each<T>(
 pub(super) fn end(end: weft_nic::End) -> EndReason {
     match end {
         weft_nic::End::Disconnected => EndReason::Disconnected,
-        weft_nic::End::Lost | weft_nic::End::DeviceRemoved => EndReason::Lost,
+        weft_nic::End::DeviceRemoved => EndReason::DeviceRemoved,
+        weft_nic::End::Lost
+        | weft_nic::End::Failed
+        | weft_nic::End::BadRequest
+        | weft_nic::End::BadAccess => EndReason::Lost,
     }
 }
 

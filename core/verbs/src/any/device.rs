@@ -141,6 +141,11 @@ impl Rnic {
             max_rd_atomic: info.map_or(1, |info| info.max_rd_atomic.into()),
             ..defaults
         };
+        let name = context.name().to_owned();
+        context.on_port(move |change| {
+            let state = if change.is_active { "up" } else { "down" };
+            tracing::warn!("port {} of {name} is {state}", change.port);
+        });
         let is_iwarp = info.is_some_and(|info| info.transport == weft_nic::Transport::Iwarp);
         Ok(Self {
             context: context.clone(),

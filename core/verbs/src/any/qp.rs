@@ -157,6 +157,14 @@ impl Qp {
         }
     }
 
+    /// Whether its RNIC was removed, or has failed: then every call fails.
+    pub fn is_gone(&self) -> bool {
+        match &self.0 {
+            Either::Soft(_) => false,
+            Either::Rnic(rnic) => rnic.qp.is_gone(),
+        }
+    }
+
     /// Inline bytes that a request may have.
     pub fn max_inline(&self) -> u32 {
         match &self.0 {

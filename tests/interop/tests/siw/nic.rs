@@ -1,5 +1,7 @@
 //! `weft doctor` and its report on the kernel's siw and rxe.
 
+mod faults;
+
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -40,6 +42,9 @@ fn put(siw: &mut Siw, program: &Path, name: &str) {
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(&stripped).arg(program);
     assert!(strip.status().expect("strip runs").success(), "{strip:?}");
+    // One that a failed test has left running cannot be written.
+    let gone = format!("killall {name} 2>/dev/null; rm -f /tmp/{name}");
+    siw.guest.must(&gone, STEP);
     siw.guest.put(&stripped, &format!("/tmp/{name}"), LONG);
     siw.guest.must(&format!("chmod +x /tmp/{name}"), STEP);
 }
@@ -255,11 +260,22 @@ fn the_objects_of_any_device_are_those_of_the_kernels_devices() {
         ));
         assert_eq!(done.status, 0, "{}", done.text);
     };
+    // The last test of each removes it.
+    let removal = |siw: &mut Siw, device: &str| {
+        let line = format!("WEFT_TEST_RNIC={device}@{GUEST} /tmp/any --ignored");
+        let done = siw.guest.run(&line, LONG);
+        assert_eq!(done.status, 0, "{}", done.text);
+        assert!(done.text.contains("1 passed"), "{}", done.text);
+    };
+    siw.guest.must("rdma link del rxe0", STEP);
     run(&mut siw, "siw0");
-    siw.guest.must("rdma link del siw0", STEP);
+    removal(&mut siw, "siw0");
+    siw.guest
+        .must("rdma link add rxe0 type rxe netdev eth0", STEP);
     run(&mut siw, "rxe0");
-    let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
-    siw.guest.must(back, STEP);
+    removal(&mut siw, "rxe0");
+    siw.guest
+        .must("rdma link add siw0 type siw netdev eth0", STEP);
 }
 
 #[test]
