@@ -350,7 +350,9 @@ fn memlock() -> Check {
     };
     Check::ok(
         "memlock limit",
-        format!("{limit}; weft registers memory without pinning it, only the lock option needs it"),
+        format!(
+            "{limit}; the soft RNIC registers memory without locking it, except by the lock option; an RNIC locks all that is registered on it"
+        ),
     )
 }
 

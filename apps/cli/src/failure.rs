@@ -171,6 +171,10 @@ pub fn shortage(what: &str) -> Option<&'static str> {
     {
         return Some(MEND);
     }
+    // An RNIC's error names the limit, and the bytes that are needed.
+    if what.contains("ulimit -l") {
+        return None;
+    }
     Some(match errno_in(what)? {
         Errno::MFILE | Errno::NFILE => MORE_DESCRIPTORS,
         Errno::NOMEM => "memory is short, or limited (`ulimit -v`, the container's limit)",
@@ -189,6 +193,10 @@ pub fn shortage(what: &str) -> Option<&'static str> {
 fn remedy(what: &str) -> Option<&'static str> {
     if let Some(known) = shortage(what) {
         return Some(known);
+    }
+    // An RNIC's error names the limit, and the bytes that are needed.
+    if what.contains("ulimit -l") {
+        return None;
     }
     Some(match errno_in(what)? {
         Errno::ROFS => "the file system is read-only: name a place on another one",

@@ -7,23 +7,25 @@ use std::ffi::{CStr, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use weft_cverbs::Zeroed;
 use weft_cverbs::cm::{
-    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_DEVICE_REMOVAL,
-    RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
-    RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_PS_TCP, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
-    rdma_conn_param, rdma_event_channel,
+    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST,
+    RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED,
+    RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_CM_EVENT_UNREACHABLE, RDMA_PS_TCP,
+    rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 
 use crate::context::{Context, Keeper, Pd};
 use crate::error::{Error, last, status};
+use crate::fork;
 use crate::library::{CmCalls, Libraries};
 use crate::qp::{Qp, QpInit};
-use crate::queue::{readable, without_blocking};
-use crate::watch::{End, Source, Watched};
+
+use crate::life::{Calling, Handle, Kind, Life};
+use crate::watch::{End, Source, Watched, lock, readable, without_blocking};
 
 /// Where errors without a device come from.
 const CM: &str = "librdmacm";
@@ -43,6 +45,10 @@ pub(crate) struct Id {
     calls: &'static CmCalls,
     id: *mut rdma_cm_id,
     channel: *mut rdma_event_channel,
+    /// That of its device, once it is known.
+    life: OnceLock<Arc<Life>>,
+    /// `rdma_disconnect` uses the queue pair, and several threads call it: held there and while the queue pair is destroyed.
+    ending: Mutex<()>,
 }
 
 // SAFETY: the library's calls may come from any thread.
@@ -53,6 +59,10 @@ impl Keeper for Id {}
 
 impl Drop for Id {
     fn drop(&mut self) {
+        // In a child of fork it is the parent's.
+        if fork::is_child() {
+            return;
+        }
         // SAFETY: ours, once; every event was acknowledged, and the queue pair destroyed.
         unsafe {
             (self.calls.rdma_destroy_id)(self.id);
@@ -142,6 +152,8 @@ impl Id {
             calls,
             id,
             channel,
+            life: OnceLock::new(),
+            ending: Mutex::default(),
         })
     }
 
@@ -164,6 +176,8 @@ impl Id {
                 calls,
                 id,
                 channel,
+                life: OnceLock::new(),
+                ending: Mutex::default(),
             }),
             Err(error) => {
                 // SAFETY: ours, once.
@@ -190,18 +204,31 @@ impl Id {
         Error::call(self.device().as_deref().unwrap_or(CM), call, errno)
     }
 
+    /// The device is gone, as an event of it says.
+    fn removed(&self) -> Error {
+        if let Some(life) = self.life.get() {
+            life.end();
+        }
+        Error::removed(self.device().as_deref().unwrap_or(CM))
+    }
+
+    /// Before a call that uses its queue pair.
+    fn enter(&self) -> Result<Option<Calling<'_>>, Error> {
+        self.life.get().map(|life| life.enter()).transpose()
+    }
+
     fn check(&self, call: &str, answer: c_int) -> Result<(), Error> {
         status(answer).map_err(|errno| self.failed(call, errno))
     }
 
-    /// The next event.
-    fn event(&self, call: &str, end: Instant) -> Result<Event, Error> {
+    /// The next event, at most until `end` (`None`: for ever).
+    fn event(&self, end: Option<Instant>) -> Result<Option<Event>, Error> {
         loop {
             if !readable(self.as_fd(), end).map_err(|e| self.failed("poll", e.raw_os_error()))? {
-                return Err(self.failed(call, libc::ETIMEDOUT));
+                return Ok(None);
             }
             if let Some(event) = self.try_event()? {
-                return Ok(event);
+                return Ok(Some(event));
             }
         }
     }
@@ -238,9 +265,13 @@ impl Id {
 
     /// Waits for this event.
     fn expect(&self, call: &str, kind: rdma_cm_event_type, end: Instant) -> Result<Event, Error> {
-        let event = self.event(call, end)?;
+        let event = self.event(Some(end))?;
+        let event = event.ok_or_else(|| self.failed(call, libc::ETIMEDOUT))?;
         if event.kind == kind {
             return Ok(event);
+        }
+        if event.kind == RDMA_CM_EVENT_DEVICE_REMOVAL {
+            return Err(self.removed());
         }
         // SAFETY: the library returns a string that stays.
         let name = unsafe { CStr::from_ptr((self.calls.rdma_event_str)(event.kind)) };
@@ -258,8 +289,9 @@ impl Id {
                 error
             }
         };
-        // iWARP has one reason for everything.
-        let by_program = event.status == CONSUMER || !event.private_data.is_empty();
+        // iWARP has one reason for everything, an error number. InfiniBand's rejections always have private data.
+        let by_program =
+            event.status == CONSUMER || (event.status < 0 && !event.private_data.is_empty());
         Err(if is_rejection && by_program {
             error.rejected_with(event.private_data)
         } else {
@@ -274,7 +306,14 @@ impl Source for Id {
             match event.kind {
                 RDMA_CM_EVENT_DISCONNECTED if event.status < 0 => return Ok(Some(End::Lost)),
                 RDMA_CM_EVENT_DISCONNECTED => return Ok(Some(End::Disconnected)),
-                RDMA_CM_EVENT_DEVICE_REMOVAL => return Ok(Some(End::DeviceRemoved)),
+                // After `Incoming::accept`.
+                RDMA_CM_EVENT_CONNECT_ERROR
+                | RDMA_CM_EVENT_UNREACHABLE
+                | RDMA_CM_EVENT_REJECTED => return Ok(Some(End::Lost)),
+                RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                    self.removed();
+                    return Ok(Some(End::DeviceRemoved));
+                }
                 _ => {}
             }
         }
@@ -286,7 +325,12 @@ impl Source for Id {
     }
 
     fn disconnect(&self) {
-        // SAFETY: an identifier that lives.
+        if fork::is_child() {
+            return;
+        }
+        let _calling = self.life.get().map(|life| life.calling());
+        let _ending = lock(&self.ending);
+        // SAFETY: an identifier that lives; its queue pair is not destroyed meanwhile.
         unsafe { (self.calls.rdma_disconnect)(self.id) };
     }
 }
@@ -322,7 +366,18 @@ fn context(id: &Arc<Id>) -> Result<Context, Error> {
     }
     let keeper: Arc<dyn Keeper> = Arc::<Id>::clone(id);
     // SAFETY: the context of an identifier is open as long as the identifier lives.
-    Ok(unsafe { Context::borrowed(id.libraries, raw, keeper) })
+    let context = unsafe { Context::borrowed(id.libraries, raw, keeper, || monitor(id)) }?;
+    let _ = id.life.set(Arc::clone(context.life()));
+    Ok(context)
+}
+
+/// An identifier on the same device, which only waits for the removal of the device.
+fn monitor(id: &Id) -> Option<Arc<dyn Source>> {
+    let own = Id::new().ok()?;
+    bind(&own, (id.address(false)?.ip(), 0).into()).ok()?;
+    // SAFETY: identifiers that live.
+    let is_same = unsafe { (*own.id).verbs == (*id.id).verbs };
+    is_same.then(|| Arc::new(own) as Arc<dyn Source>)
 }
 
 fn create_qp(id: &Arc<Id>, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
@@ -331,17 +386,24 @@ fn create_qp(id: &Arc<Id>, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
     if !pd.context().is(&own) {
         return Err(own.failed("rdma_create_qp in a domain of another device", libc::EINVAL));
     }
+    let calling = own.enter()?;
     let mut attributes = init.attributes();
     // SAFETY: an identifier that lives; the domain and the queues are of its device.
     let answer = unsafe { (id.calls.rdma_create_qp)(id.id, pd.raw(), &raw mut attributes) };
     status(answer).map_err(|errno| own.lacks_memory("rdma_create_qp", errno, init.memory()))?;
     let owner = Arc::clone(id);
-    // SAFETY: ours, once, and the identifier lives.
-    let destroy = move || unsafe { (owner.calls.rdma_destroy_qp)(owner.id) };
+    let destroy = move |_| {
+        let _ending = lock(&owner.ending);
+        // SAFETY: the identifier's own queue pair, once, and the identifier lives.
+        unsafe { (owner.calls.rdma_destroy_qp)(owner.id) };
+        0
+    };
     let keeper: Arc<dyn Keeper> = Arc::<Id>::clone(id);
     let inline = attributes.cap.max_inline_data;
-    // SAFETY: the identifier's queue pair, which `destroy` ends.
-    Ok(unsafe { Qp::of_cm((*id.id).qp, inline, init, pd, Box::new(destroy), keeper) })
+    // SAFETY: the queue pair that the identifier has got.
+    let (qp, number) = unsafe { ((*id.id).qp, (*(*id.id).qp).qp_num) };
+    let qp = Handle::new(own.life(), &calling, Kind::Qp, qp, destroy);
+    Ok(Qp::of_cm(qp, number, inline, init, pd, keeper))
 }
 
 /// What one side says to the other.
@@ -438,9 +500,11 @@ impl Outgoing {
     pub fn connect(&self, param: &Param<'_>, patience: Duration) -> Result<Connection, Error> {
         let (id, end) = (&self.0, Instant::now() + patience);
         let mut parameters = id.parameters(param)?;
+        let calling = id.enter()?;
         // SAFETY: an identifier that lives, and parameters.
         let answer = unsafe { (id.calls.rdma_connect)(id.id, &raw mut parameters) };
         id.check("rdma_connect", answer)?;
+        drop(calling);
         let event = id.expect("rdma_connect", RDMA_CM_EVENT_ESTABLISHED, end)?;
         Connection::new(id, event.private_data)
     }
@@ -461,7 +525,11 @@ impl Listener {
         // SAFETY: an identifier that lives.
         let answer = unsafe { (id.calls.rdma_listen)(id.id, BACKLOG) };
         id.check("rdma_listen", answer)?;
-        Ok(Self(Arc::new(id)))
+        let id = Arc::new(id);
+        if id.device().is_some() {
+            context(&id)?;
+        }
+        Ok(Self(id))
     }
 
     /// The name of the device whose address it is; `None`: of all devices.
@@ -489,20 +557,28 @@ impl Listener {
         context(&self.0)
     }
 
-    /// The next connection request, if one comes within this time.
+    /// The next connection request; `None` if none comes within this time (`None`: for ever).
     ///
     /// # Errors
-    /// As `rdma_get_cm_event`; none came (`ETIMEDOUT`).
-    pub fn request(&self, patience: Duration) -> Result<Incoming, Error> {
-        let end = Instant::now() + patience;
-        let call = "waiting for a connection";
-        let event = self.0.expect(call, RDMA_CM_EVENT_CONNECT_REQUEST, end)?;
-        Ok(Incoming {
-            id: Arc::new(self.0.of_request(event.id)?),
-            private_data: event.private_data,
-            reads: event.reads,
-            is_answered: false,
-        })
+    /// As `rdma_get_cm_event`; the device is removed. After an error that [is of the request alone](Error::is_of_a_request) others can follow.
+    pub fn request(&self, patience: Option<Duration>) -> Result<Option<Incoming>, Error> {
+        let end = patience.and_then(|time| Instant::now().checked_add(time));
+        while let Some(event) = self.0.event(end)? {
+            match event.kind {
+                RDMA_CM_EVENT_CONNECT_REQUEST => {
+                    let id = self.0.of_request(event.id);
+                    return Ok(Some(Incoming {
+                        id: Arc::new(id.map_err(Error::of_a_request)?),
+                        private_data: event.private_data,
+                        reads: event.reads,
+                        is_answered: false,
+                    }));
+                }
+                RDMA_CM_EVENT_DEVICE_REMOVAL => return Err(self.0.removed()),
+                _ => {}
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -561,23 +637,23 @@ impl Incoming {
         create_qp(&self.id, pd, init)
     }
 
-    /// Accepts, and waits until the connection is there.
+    /// Accepts, without waiting until the peer knows it: if the peer has gone, the connection ends.
     ///
     /// # Errors
-    /// As `rdma_accept`; the peer has gone.
-    pub fn accept(mut self, param: &Param<'_>, patience: Duration) -> Result<Connection, Error> {
-        let (id, end) = (&self.id, Instant::now() + patience);
+    /// As `rdma_accept`.
+    pub fn accept(mut self, param: &Param<'_>) -> Result<Connection, Error> {
+        let id = &self.id;
         let mut parameters = id.parameters(param)?;
         // More than the peer asks for is an error. A peer with the first revision of MPA does not say.
         let at_most = |asked: u8| param.reads.min(if asked == 0 { READS } else { asked });
         parameters.responder_resources = at_most(self.reads.0);
         parameters.initiator_depth = at_most(self.reads.1);
+        let calling = id.enter()?;
         // SAFETY: an identifier that lives, and parameters.
         let answer = unsafe { (id.calls.rdma_accept)(id.id, &raw mut parameters) };
         id.check("rdma_accept", answer)?;
+        drop(calling);
         self.is_answered = true;
-        self.id
-            .expect("rdma_accept", RDMA_CM_EVENT_ESTABLISHED, end)?;
         let private_data = std::mem::take(&mut self.private_data);
         Connection::new(&self.id, private_data)
     }
@@ -591,6 +667,9 @@ impl Incoming {
     }
 
     fn answer(&mut self, private_data: &[u8]) -> Result<(), Error> {
+        if fork::is_child() {
+            return Ok(());
+        }
         self.is_answered = true;
         let id = &self.id;
         let len = u8::try_from(private_data.len())
@@ -610,8 +689,14 @@ pub struct Connection {
 
 impl Connection {
     fn new(id: &Arc<Id>, private_data: Vec<u8>) -> Result<Self, Error> {
+        let watched = Watched::new(Arc::<Id>::clone(id))?;
+        // SAFETY: an identifier that lives.
+        let qp = unsafe { (*id.id).qp }.addr();
+        if let Some(life) = id.life.get() {
+            life.watch(qp, &watched);
+        }
         Ok(Self {
-            watched: Watched::new(Arc::<Id>::clone(id))?,
+            watched,
             id: Arc::clone(id),
             private_data,
         })

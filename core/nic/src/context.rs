@@ -8,7 +8,10 @@ use weft_cverbs::{__VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_pd,
 
 use crate::device::Device;
 use crate::error::{Error, last};
+use crate::fork;
 use crate::library::Libraries;
+use crate::life::{Calling, Handle, Kind, Life, PortChange};
+use crate::watch::Source;
 
 impl Device {
     /// Opens it.
@@ -38,8 +41,11 @@ impl Keeper for Opened {}
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: ours, once; every object of it has held it.
-        unsafe { (self.libraries.verbs.ibv_close_device)(self.context) };
+        // In a child of fork the objects are the parent's.
+        if !fork::is_child() {
+            // SAFETY: ours, once; every object of it has held it.
+            unsafe { (self.libraries.verbs.ibv_close_device)(self.context) };
+        }
     }
 }
 
@@ -49,6 +55,7 @@ pub struct Context {
     libraries: &'static Libraries,
     context: *mut ibv_context,
     name: Arc<str>,
+    life: Arc<Life>,
     _keeper: Arc<dyn Keeper>,
 }
 
@@ -75,6 +82,7 @@ impl Context {
             libraries,
             context,
             name: device.name().into(),
+            life: Life::of_opened(libraries, context, device.name())?,
             _keeper: keeper,
         })
     }
@@ -82,12 +90,13 @@ impl Context {
     /// The context of an identifier of librdmacm, which is open as long as the identifier is.
     ///
     /// # Safety
-    /// `context` is open as long as `keeper` lives.
+    /// `context` is open as long as `keeper` lives, and as long as what `monitor` returns.
     pub(crate) unsafe fn borrowed(
         libraries: &'static Libraries,
         context: *mut ibv_context,
         keeper: Arc<dyn Keeper>,
-    ) -> Self {
+        monitor: impl FnOnce() -> Option<Arc<dyn Source>>,
+    ) -> Result<Self, Error> {
         // SAFETY: an open context has a device, whose name ends with a NUL.
         let name = unsafe {
             let name = (*(*context).device).name.as_ptr();
@@ -95,12 +104,13 @@ impl Context {
                 .to_string_lossy()
                 .into_owned()
         };
-        Self {
+        Ok(Self {
             libraries,
             context,
+            life: Life::of_cm(libraries, context, &name, monitor)?,
             name: name.into(),
             _keeper: keeper,
-        }
+        })
     }
 
     /// True if both are the same open device.
@@ -113,6 +123,21 @@ impl Context {
         &self.name
     }
 
+    pub(crate) fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
+    /// Before a call that makes or uses objects, or asks the device.
+    pub(crate) fn enter(&self) -> Result<Calling<'_>, Error> {
+        self.life.enter()
+    }
+
+    /// Calls this, on a thread of the library, when a port of the device changes. Only the first hook of a device counts, and only those of devices that
+    /// [`cm`](crate::cm) has found are called.
+    pub fn on_port(&self, hook: impl Fn(PortChange) + Send + Sync + 'static) {
+        self.life.on_port(Box::new(hook));
+    }
+
     pub(crate) fn libraries(&self) -> &'static Libraries {
         self.libraries
     }
@@ -122,6 +147,7 @@ impl Context {
     }
 
     /// The functions that the inline calls of the header call.
+    #[inline]
     pub(crate) fn ops(&self) -> ibv_context_ops {
         // SAFETY: an open context; the library never changes its table.
         unsafe { (*self.context).ops }
@@ -158,13 +184,17 @@ impl Context {
     /// # Errors
     /// As `ibv_alloc_pd`.
     pub fn alloc_pd(&self) -> Result<Pd, Error> {
+        let calling = self.enter()?;
+        let calls = &self.libraries.verbs;
         // SAFETY: an open context.
-        let pd = unsafe { (self.libraries.verbs.ibv_alloc_pd)(self.context) };
+        let pd = unsafe { (calls.ibv_alloc_pd)(self.context) };
         if pd.is_null() {
             return Err(self.failed("ibv_alloc_pd", last()));
         }
+        // SAFETY: ours, once; every object in it was destroyed before.
+        let destroy = move |pd| unsafe { (calls.ibv_dealloc_pd)(pd) };
         Ok(Pd(Arc::new(PdInner {
-            pd,
+            pd: Handle::new(&self.life, &calling, Kind::Pd, pd, destroy),
             context: self.clone(),
         })))
     }
@@ -192,20 +222,8 @@ fn refused(device: &Device, errno: i32) -> Error {
 pub struct Pd(Arc<PdInner>);
 
 struct PdInner {
-    pd: *mut ibv_pd,
+    pd: Handle<ibv_pd>,
     context: Context,
-}
-
-// SAFETY: as `Opened`.
-unsafe impl Send for PdInner {}
-// SAFETY: as above.
-unsafe impl Sync for PdInner {}
-
-impl Drop for PdInner {
-    fn drop(&mut self) {
-        // SAFETY: ours, once; every object in it has held it.
-        unsafe { (self.context.libraries.verbs.ibv_dealloc_pd)(self.pd) };
-    }
 }
 
 impl Pd {
@@ -215,6 +233,6 @@ impl Pd {
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_pd {
-        self.0.pd
+        self.0.pd.raw()
     }
 }

@@ -14,6 +14,7 @@ pub struct Error {
     errno: Option<i32>,
     remedy: Option<String>,
     rejected: Option<Vec<u8>>,
+    of_a_request: bool,
 }
 
 impl Error {
@@ -24,6 +25,7 @@ impl Error {
             errno: None,
             remedy: None,
             rejected: None,
+            of_a_request: false,
         }
     }
 
@@ -75,6 +77,24 @@ impl Error {
     /// The private data of the peer's program, if that has rejected the connection.
     pub fn rejected(&self) -> Option<&[u8]> {
         self.rejected.as_deref()
+    }
+
+    /// The device is gone.
+    pub(crate) fn removed(device: &str) -> Self {
+        Self::new(Some(device), "the device was removed, or has failed").with_errno(libc::ENODEV)
+    }
+
+    /// A connection request is lost, and others can come.
+    pub(crate) fn of_a_request(self) -> Self {
+        Self {
+            of_a_request: true,
+            ..self
+        }
+    }
+
+    /// True if only a connection request was lost, and others can come.
+    pub fn is_of_a_request(&self) -> bool {
+        self.of_a_request
     }
 
     /// The device's name, where there is one.

@@ -167,6 +167,7 @@ fn positive(number: c_int) -> u32 {
 
 fn info(context: &Context, transport: Transport) -> Result<Info, Error> {
     let calls = &context.libraries().verbs;
+    let _calling = context.enter()?;
     let mut attr = ibv_device_attr::zeroed();
     // SAFETY: an open context, and a place for the answer.
     let answer = unsafe { (calls.ibv_query_device)(context.raw(), &raw mut attr) };

@@ -15,24 +15,31 @@
 #![allow(clippy::struct_field_names)] // a handle of C has the name of its kind
 
 mod address;
+mod channel;
 pub mod cm;
 mod context;
 mod device;
 mod error;
+mod fork;
 mod info;
 mod library;
+mod life;
 mod memory;
 mod qp;
 mod queue;
+mod srq;
 mod watch;
 
 pub use address::addresses_of;
+pub use channel::Channel;
 pub use context::{Context, Pd};
 pub use device::{Device, Transport, devices, unlisted};
 pub use error::Error;
 pub use info::{Gid, GidKind, Info, Link, Port};
 pub use library::{FOLDER, Libraries};
+pub use life::PortChange;
 pub use memory::{Access, Mr, Named, Remote, Sge};
 pub use qp::{Ah, Data, Op, Path, Qp, QpInit, QpKind, Request, SendWr};
-pub use queue::{Channel, Cq, Srq, Wc};
+pub use queue::{Cq, Wc};
+pub use srq::Srq;
 pub use watch::End;

@@ -10,12 +10,13 @@ use weft_cverbs::cm::{
     rdma_port_space,
 };
 use weft_cverbs::{
-    ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr,
-    ibv_gid, ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
-    ibv_srq, ibv_srq_init_attr, ibv_wc_status,
+    ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
+    ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr,
+    ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr, ibv_wc_status,
 };
 
 use crate::error::Error;
+use crate::fork;
 
 /// The variable that names a folder with `libibverbs.so.1` and `librdmacm.so.1`, in place of the system's. Only from there weft's own drop-in libraries
 /// are accepted, as a device for tests.
@@ -131,6 +132,9 @@ macro_rules! functions {
 }
 
 functions! { VerbsCalls of VERBS:
+    c"IBVERBS_1.1" ibv_fork_init() -> c_int;
+    c"IBVERBS_1.1" ibv_get_async_event(*mut ibv_context, *mut ibv_async_event) -> c_int;
+    c"IBVERBS_1.1" ibv_ack_async_event(*mut ibv_async_event);
     c"IBVERBS_1.1" ibv_get_device_list(*mut c_int) -> *mut *mut ibv_device;
     c"IBVERBS_1.1" ibv_free_device_list(*mut *mut ibv_device);
     c"IBVERBS_1.1" ibv_get_device_guid(*mut ibv_device) -> u64;
@@ -205,6 +209,9 @@ impl Libraries {
     /// As there.
     pub fn of(folder: Option<&Path>) -> Result<&'static Libraries, Error> {
         static LIBRARIES: OnceLock<Result<Libraries, Error>> = OnceLock::new();
+        if fork::is_child() {
+            return Err(fork::error("RDMA devices"));
+        }
         let libraries = LIBRARIES.get_or_init(|| Self::load(folder));
         libraries.as_ref().map_err(Clone::clone)
     }
@@ -223,8 +230,13 @@ impl Libraries {
                 error.remedy("start weft without LD_LIBRARY_PATH, and not under `weft verbs`")
             );
         }
+        let calls = VerbsCalls::of(&verbs)?;
+        // Before the first registration: children of this process must not change which pages the device has. Kernels from 5.12 on need nothing for that.
+        // SAFETY: no arguments.
+        unsafe { (calls.ibv_fork_init)() };
+        fork::mark_children();
         Ok(Self {
-            verbs: VerbsCalls::of(&verbs)?,
+            verbs: calls,
             cm: Handle::open(&file(CM)).and_then(|cm| CmCalls::of(&cm)),
             path,
         })

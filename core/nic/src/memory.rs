@@ -9,7 +9,8 @@ use weft_cverbs::{ibv_mr, ibv_sge};
 use weft_mem::{Backing, MemError, PdId, Region, Table};
 
 use crate::context::Pd;
-use crate::error::{Error, last, status};
+use crate::error::{Error, last};
+use crate::life::{Handle, Kind};
 
 bitflags::bitflags! {
     /// The allowed uses of a region. The owner may always read. The numbers are those of `enum ibv_access_flags`.
@@ -26,6 +27,12 @@ bitflags::bitflags! {
     }
 }
 
+impl Access {
+    fn rights(self) -> weft_mem::Access {
+        weft_mem::Access::from_bits_truncate(self.bits())
+    }
+}
+
 /// The memory of all regions. The device has keys of its own: those of this table reach no peer.
 fn table() -> &'static Table {
     static TABLE: OnceLock<Table> = OnceLock::new();
@@ -34,18 +41,13 @@ fn table() -> &'static Table {
 
 /// A memory region, and its memory.
 pub struct Mr {
-    mr: *mut ibv_mr,
+    mr: Handle<ibv_mr>,
     /// `None` once it is deregistered.
     region: Option<Region>,
     lkey: u32,
     rkey: u32,
     pd: Pd,
 }
-
-// SAFETY: the memory is reached by copies only, and the library's calls may come from any thread.
-unsafe impl Send for Mr {}
-// SAFETY: as above.
-unsafe impl Sync for Mr {}
 
 impl Pd {
     /// Allocates `len` zeroed bytes in pages of their own and registers them.
@@ -72,13 +74,33 @@ impl Pd {
         self.register(Backing::Owned(buffer), access)
     }
 
+    /// Registers the memory of a region of another table, which stays as long as either.
+    ///
+    /// # Errors
+    /// As `ibv_reg_mr`.
+    ///
+    /// # Panics
+    /// When it has no bytes.
+    pub fn reg_region(&self, region: &Region, access: Access) -> Result<Mr, Error> {
+        assert!(!region.is_empty(), "a region has bytes");
+        self.enter(
+            table().register_part(region, 0, region.len(), 0, access.rights()),
+            access,
+        )
+    }
+
     fn register(&self, backing: Backing, access: Access) -> Result<Mr, Error> {
-        let rights = weft_mem::Access::from_bits_truncate(access.bits());
+        self.enter(
+            table().register(PdId(0), backing, 0, access.rights()),
+            access,
+        )
+    }
+
+    fn enter(&self, region: Result<Region, MemError>, access: Access) -> Result<Mr, Error> {
         let none = |error: MemError| Error::new(Some(self.context().name()), error.to_string());
-        let region = table()
-            .register(PdId(0), backing, 0, rights)
-            .map_err(none)?;
+        let region = region.map_err(none)?;
         let calls = &self.context().libraries().verbs;
+        let calling = self.context().enter()?;
         // SAFETY: our memory, which lives until the region is gone.
         let mr = unsafe {
             let access = access.bits() as c_int;
@@ -90,8 +112,10 @@ impl Pd {
         }
         // SAFETY: a region that the library has filled in.
         let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
+        // SAFETY: ours, once.
+        let destroy = move |mr| unsafe { (calls.ibv_dereg_mr)(mr) };
         Ok(Mr {
-            mr,
+            mr: Handle::new(self.context().life(), &calling, Kind::Mr, mr, destroy),
             region: Some(region),
             lkey,
             rkey,
@@ -146,8 +170,7 @@ impl Mr {
         let Some(region) = self.region.take() else {
             return Ok(None);
         };
-        // SAFETY: ours, once.
-        match status(unsafe { (self.pd.context().libraries().verbs.ibv_dereg_mr)(self.mr) }) {
+        match self.mr.destroy() {
             Ok(()) => Ok(Some(region)),
             Err(errno) => {
                 std::mem::forget(region);

@@ -19,8 +19,10 @@ use weft_cverbs::{
 use crate::context::{Context, Keeper, Pd};
 use crate::error::{Error, last, status};
 use crate::info::{Gid, GidKind, Link, Port};
+use crate::life::{Handle, Kind};
 use crate::memory::{Access, Named, Remote, Sge};
-use crate::queue::{Cq, Srq, list, receive};
+use crate::queue::{Cq, list, receive};
+use crate::srq::Srq;
 
 /// The kind of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,41 +92,14 @@ impl<'a> QpInit<'a> {
 
 /// A queue pair.
 pub struct Qp {
-    qp: *mut ibv_qp,
+    qp: Handle<ibv_qp>,
     number: u32,
     kind: QpKind,
     max_inline: u32,
-    /// Destroys it.
-    end: End,
     pd: Pd,
     _queues: (Cq, Cq, Option<Srq>),
-}
-
-/// How a queue pair is destroyed.
-enum End {
-    Verbs,
-    /// By librdmacm, to which it belongs, with its identifier.
-    Cm(
-        Box<dyn FnMut() + Send + Sync>,
-        #[expect(dead_code, reason = "kept alive")] Arc<dyn Keeper>,
-    ),
-}
-
-// SAFETY: as `Context`.
-unsafe impl Send for Qp {}
-// SAFETY: as above.
-unsafe impl Sync for Qp {}
-
-impl Drop for Qp {
-    fn drop(&mut self) {
-        match &mut self.end {
-            // SAFETY: ours, once.
-            End::Verbs => unsafe {
-                (self.pd.context().libraries().verbs.ibv_destroy_qp)(self.qp);
-            },
-            End::Cm(destroy, _) => destroy(),
-        }
-    }
+    /// The identifier of librdmacm that it belongs to.
+    _keeper: Option<Arc<dyn Keeper>>,
 }
 
 impl Pd {
@@ -134,23 +109,26 @@ impl Pd {
     /// As `ibv_create_qp`.
     pub fn create_qp(&self, init: &QpInit<'_>) -> Result<Qp, Error> {
         let context = self.context();
+        let calling = context.enter()?;
+        let calls = &context.libraries().verbs;
         init.check(context)?;
         let mut attributes = init.attributes();
         // SAFETY: a domain that lives, and attributes with queues that live.
-        let qp =
-            unsafe { (context.libraries().verbs.ibv_create_qp)(self.raw(), &raw mut attributes) };
+        let qp = unsafe { (calls.ibv_create_qp)(self.raw(), &raw mut attributes) };
         if qp.is_null() {
             return Err(context.lacks_memory("ibv_create_qp", last(), init.memory()));
         }
+        // SAFETY: ours, once.
+        let destroy = move |qp| unsafe { (calls.ibv_destroy_qp)(qp) };
         Ok(Qp {
-            qp,
             // SAFETY: a queue pair of the library.
             number: unsafe { (*qp).qp_num },
+            qp: Handle::new(context.life(), &calling, Kind::Qp, qp, destroy),
             kind: init.kind,
             max_inline: attributes.cap.max_inline_data,
-            end: End::Verbs,
             pd: self.clone(),
             _queues: init.queues(),
+            _keeper: None,
         })
     }
 }
@@ -218,20 +196,8 @@ impl Path {
 
 /// An address handle: where datagrams go.
 pub struct Ah {
-    ah: *mut ibv_ah,
+    ah: Handle<ibv_ah>,
     pd: Pd,
-}
-
-// SAFETY: as `Context`.
-unsafe impl Send for Ah {}
-// SAFETY: as above.
-unsafe impl Sync for Ah {}
-
-impl Drop for Ah {
-    fn drop(&mut self) {
-        // SAFETY: ours, once.
-        unsafe { (self.pd.context().libraries().verbs.ibv_destroy_ah)(self.ah) };
-    }
 }
 
 impl Pd {
@@ -241,14 +207,18 @@ impl Pd {
     /// As `ibv_create_ah`.
     pub fn create_ah(&self, path: &Path) -> Result<Ah, Error> {
         let context = self.context();
+        let calling = context.enter()?;
+        let calls = &context.libraries().verbs;
         let mut address = path.address();
         // SAFETY: a domain that lives, and an address.
-        let ah = unsafe { (context.libraries().verbs.ibv_create_ah)(self.raw(), &raw mut address) };
+        let ah = unsafe { (calls.ibv_create_ah)(self.raw(), &raw mut address) };
         if ah.is_null() {
             return Err(context.failed("ibv_create_ah", last()));
         }
+        // SAFETY: ours, once; every queue pair was destroyed before, or is not asked to use it any more.
+        let destroy = move |ah| unsafe { (calls.ibv_destroy_ah)(ah) };
         Ok(Ah {
-            ah,
+            ah: Handle::new(context.life(), &calling, Kind::Ah, ah, destroy),
             pd: self.clone(),
         })
     }
@@ -381,7 +351,7 @@ impl Op<'_> {
                 (IBV_WR_ATOMIC_FETCH_AND_ADD, None)
             }
             Op::Datagram { to, qp, qkey, imm } => {
-                let (ah, remote_qpn, remote_qkey) = (to.ah, qp, qkey);
+                let (ah, remote_qpn, remote_qkey) = (to.ah.raw(), qp, qkey);
                 wr.wr.ud = ibv_send_wr_wr_ud {
                     ah,
                     remote_qpn,
@@ -436,28 +406,29 @@ const RTR: (ibv_qp_state, &str) = (IBV_QPS_RTR, "RTR");
 const RTS: (ibv_qp_state, &str) = (IBV_QPS_RTS, "RTS");
 
 impl Qp {
-    /// That of an identifier of librdmacm.
-    ///
-    /// # Safety
-    /// `qp` lives until `destroy` is called, and that as long as `keeper`.
-    pub(crate) unsafe fn of_cm(
-        qp: *mut ibv_qp,
+    /// That of an identifier of librdmacm, the keeper.
+    pub(crate) fn of_cm(
+        qp: Handle<ibv_qp>,
+        number: u32,
         max_inline: u32,
         init: &QpInit<'_>,
         pd: &Pd,
-        destroy: Box<dyn FnMut() + Send + Sync>,
         keeper: Arc<dyn Keeper>,
     ) -> Self {
         Self {
             qp,
-            // SAFETY: the caller's promise.
-            number: unsafe { (*qp).qp_num },
+            number,
             kind: init.kind,
             max_inline,
-            end: End::Cm(destroy, keeper),
             pd: pd.clone(),
             _queues: init.queues(),
+            _keeper: Some(keeper),
         }
+    }
+
+    /// Whether its device was removed, or has failed: then it is destroyed, and every call fails.
+    pub fn is_gone(&self) -> bool {
+        self.qp.with(|_| ()).is_err()
     }
 
     /// Its number.
@@ -480,10 +451,10 @@ impl Qp {
         let context = self.pd.context();
         attributes.qp_state = state;
         let mask = mask | IBV_QP_STATE;
+        let modify = context.libraries().verbs.ibv_modify_qp;
+        let _calling = context.enter()?;
         // SAFETY: a queue pair that lives, and its attributes.
-        let answer = unsafe {
-            (context.libraries().verbs.ibv_modify_qp)(self.qp, attributes, mask as c_int)
-        };
+        let answer = unsafe { modify(self.qp.raw(), attributes, mask as c_int) };
         status(answer).map_err(|errno| context.failed(&format!("ibv_modify_qp to {name}"), errno))
     }
 
@@ -571,10 +542,10 @@ impl Qp {
         }
         let (mut wr, mut bad) = (wr.raw(), ptr::null_mut());
         let call = context.ops().post_send;
+        let call = call.ok_or_else(|| context.failed("ibv_post_send", libc::EOPNOTSUPP))?;
+        let qp = &self.qp;
         // SAFETY: the table's own call, a queue pair that lives, and a work request with its list.
-        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {
-            call(self.qp, &raw mut wr, &raw mut bad)
-        });
+        let answer = qp.with(|qp| unsafe { call(qp, &raw mut wr, &raw mut bad) })?;
         status(answer).map_err(|errno| context.failed("ibv_post_send", errno))
     }
 
@@ -618,10 +589,10 @@ impl Qp {
             | flag(request.fence, IBV_SEND_FENCE);
         let mut bad = ptr::null_mut();
         let call = context.ops().post_send;
+        let call = call.ok_or_else(|| context.failed("ibv_post_send", libc::EOPNOTSUPP))?;
+        let qp = &self.qp;
         // SAFETY: the table's own call, a queue pair that lives, and a work request with its list. The driver reads only inline data, which are borrowed.
-        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {
-            call(self.qp, &raw mut wr, &raw mut bad)
-        });
+        let answer = qp.with(|qp| unsafe { call(qp, &raw mut wr, &raw mut bad) })?;
         status(answer).map_err(|errno| context.failed("ibv_post_send", errno))
     }
 
@@ -644,10 +615,10 @@ impl Qp {
     fn receive(&self, mut wr: ibv_recv_wr) -> Result<(), Error> {
         let (context, mut bad) = (self.pd.context(), ptr::null_mut());
         let call = context.ops().post_recv;
+        let call = call.ok_or_else(|| context.failed("ibv_post_recv", libc::EOPNOTSUPP))?;
+        let qp = &self.qp;
         // SAFETY: as in `post_send`.
-        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {
-            call(self.qp, &raw mut wr, &raw mut bad)
-        });
+        let answer = qp.with(|qp| unsafe { call(qp, &raw mut wr, &raw mut bad) })?;
         status(answer).map_err(|errno| context.failed("ibv_post_recv", errno))
     }
 }

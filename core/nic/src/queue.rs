@@ -1,114 +1,73 @@
-//! Completion queues with their channels, and shared receive queues.
+//! Completion queues.
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use weft_cverbs::{
-    IBV_WC_SUCCESS, IBV_WC_WITH_IMM, Zeroed, ibv_comp_channel, ibv_cq, ibv_recv_wr, ibv_sge,
-    ibv_srq, ibv_srq_init_attr, ibv_wc,
-};
+use weft_cverbs::{IBV_WC_SUCCESS, IBV_WC_WITH_IMM, Zeroed, ibv_cq, ibv_recv_wr, ibv_sge, ibv_wc};
 
-use crate::context::{Context, Pd};
+use crate::channel::Channel;
+use crate::context::Context;
 use crate::error::{Error, last, status};
+use crate::life::{Handle, Kind};
 use crate::memory::Sge;
 
-/// Waits until something can be read, at most until `end`; false if nothing came.
-pub(crate) fn readable(fd: BorrowedFd<'_>, end: Instant) -> Result<bool, Errno> {
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
-        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&left)) {
-            Ok(0) => return Ok(false),
-            Ok(_) => return Ok(true),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-}
-
-/// Calls on this descriptor do not block.
-pub(crate) fn without_blocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)
-}
-
-/// A completion channel: a descriptor that says which completion queue has a completion. Clones are the same one.
-#[derive(Clone)]
-pub struct Channel(Arc<ChannelInner>);
-
-struct ChannelInner {
-    channel: *mut ibv_comp_channel,
-    context: Context,
-}
-
-// SAFETY: as `Context`.
-unsafe impl Send for ChannelInner {}
-// SAFETY: as above.
-unsafe impl Sync for ChannelInner {}
-
-impl Drop for ChannelInner {
-    fn drop(&mut self) {
-        // SAFETY: ours, once; every queue of it has held it.
-        unsafe { (self.context.libraries().verbs.ibv_destroy_comp_channel)(self.channel) };
-    }
-}
-
-impl AsFd for Channel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel's descriptor, which is open as long as it.
-        unsafe { BorrowedFd::borrow_raw((*self.0.channel).fd) }
-    }
-}
-
 impl Context {
-    /// A new completion channel.
-    ///
-    /// # Errors
-    /// As `ibv_create_comp_channel`.
-    pub fn create_channel(&self) -> Result<Channel, Error> {
-        // SAFETY: an open context.
-        let channel = unsafe { (self.libraries().verbs.ibv_create_comp_channel)(self.raw()) };
-        if channel.is_null() {
-            return Err(self.failed("ibv_create_comp_channel", last()));
-        }
-        let context = self.clone();
-        let channel = Channel(Arc::new(ChannelInner { channel, context }));
-        without_blocking(channel.as_fd()).map_err(|e| self.failed("fcntl", e.raw_os_error()))?;
-        Ok(channel)
-    }
-
-    /// A new completion queue with room for `entries` at least.
+    /// A new completion queue with room for `entries` at least; the channel is of this queue alone, and [`Cq::take`] sleeps on it.
     ///
     /// # Errors
     /// As `ibv_create_cq`.
     pub fn create_cq(&self, entries: u32, channel: Option<&Channel>) -> Result<Cq, Error> {
-        if channel.is_some_and(|channel| !channel.0.context.is(self)) {
+        self.new_cq(entries, channel, false)
+    }
+
+    /// As [`Context::create_cq`], with a channel whose events the program takes ([`Channel::event`]): it may be of several queues.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_cq_on(&self, entries: u32, channel: &Channel) -> Result<Cq, Error> {
+        self.new_cq(entries, Some(channel), true)
+    }
+
+    fn new_cq(
+        &self,
+        entries: u32,
+        channel: Option<&Channel>,
+        is_shared: bool,
+    ) -> Result<Cq, Error> {
+        static NUMBER: AtomicU32 = AtomicU32::new(1);
+        let calling = self.enter()?;
+        let calls = &self.libraries().verbs;
+        if channel.is_some_and(|channel| !channel.context().is(self)) {
             return Err(self.failed(
                 "ibv_create_cq with a channel of another device",
                 libc::EINVAL,
             ));
         }
-        let raw = channel.map_or(ptr::null_mut(), |channel| channel.0.channel);
+        let raw = channel.map_or(ptr::null_mut(), Channel::raw);
         let more = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(|e| self.failed("eventfd", e.raw_os_error()))?;
-        // SAFETY: an open context and its channel.
-        let cq = unsafe {
-            let create = self.libraries().verbs.ibv_create_cq;
-            create(self.raw(), entries as c_int, ptr::null_mut(), raw, 0)
-        };
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        // Comes back with the queue's events.
+        let program = ptr::without_provenance_mut(number as usize);
+        // SAFETY: an open context and its channel; the library does not use the pointer.
+        let cq = unsafe { (calls.ibv_create_cq)(self.raw(), entries as c_int, program, raw, 0) };
         if cq.is_null() {
             let needed = entries as usize * size_of::<ibv_wc>();
             return Err(self.lacks_memory("ibv_create_cq", last(), needed));
         }
+        // SAFETY: ours, once; every queue pair of it was destroyed before, and every event of it is acknowledged.
+        let destroy = move |cq| unsafe { (calls.ibv_destroy_cq)(cq) };
         Ok(Cq(Arc::new(CqInner {
-            cq,
+            cq: Handle::new(self.life(), &calling, Kind::Cq, cq, destroy),
+            number,
             channel: channel.cloned(),
+            is_shared,
             waiting: AtomicUsize::new(0),
             more,
             context: self.clone(),
@@ -121,25 +80,16 @@ impl Context {
 pub struct Cq(Arc<CqInner>);
 
 struct CqInner {
-    cq: *mut ibv_cq,
+    cq: Handle<ibv_cq>,
+    number: u32,
     channel: Option<Channel>,
+    /// The channel's events belong to the program.
+    is_shared: bool,
     /// Threads in [`Cq::take`].
     waiting: AtomicUsize,
     /// Readable when one of them has left completions for another.
     more: OwnedFd,
     context: Context,
-}
-
-// SAFETY: as `Context`.
-unsafe impl Send for CqInner {}
-// SAFETY: as above.
-unsafe impl Sync for CqInner {}
-
-impl Drop for CqInner {
-    fn drop(&mut self) {
-        // SAFETY: ours, once; every queue pair of it has held it, and every event of it was acknowledged.
-        unsafe { (self.context.libraries().verbs.ibv_destroy_cq)(self.cq) };
-    }
 }
 
 /// A work completion.
@@ -191,7 +141,12 @@ impl Cq {
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_cq {
-        self.0.cq
+        self.0.cq.raw()
+    }
+
+    /// Its number, by which a [`Channel`] names it: none of the process has the same.
+    pub fn number(&self) -> u32 {
+        self.0.number
     }
 
     /// Takes completions without waiting; returns their number.
@@ -204,9 +159,10 @@ impl Cq {
         let room = completions.len().min(MOST);
         let context = &self.0.context;
         let call = context.ops().poll_cq;
+        let call = call.ok_or_else(|| context.failed("ibv_poll_cq", libc::EOPNOTSUPP))?;
+        let cq = &self.0.cq;
         // SAFETY: the table's own call, a queue that lives, and room for so many.
-        let count = call.map(|call| unsafe { call(self.0.cq, room as c_int, taken.as_mut_ptr()) });
-        let count = count.ok_or_else(|| context.failed("ibv_poll_cq", libc::EOPNOTSUPP))?;
+        let count = cq.with(|cq| unsafe { call(cq, room as c_int, taken.as_mut_ptr()) })?;
         let count = usize::try_from(count).map_err(|_| context.failed("ibv_poll_cq", last()))?;
         for (to, from) in completions.iter_mut().zip(&taken[..count]) {
             *to = Wc::of(from);
@@ -214,60 +170,22 @@ impl Cq {
         Ok(count)
     }
 
-    /// Asks for one event of the channel at the next completion.
+    /// Asks for one event of the channel at the next completion, or at the next that the peer has marked as solicited or that is an error.
     ///
     /// # Errors
     /// As `ibv_req_notify_cq`.
-    pub fn arm(&self) -> Result<(), Error> {
+    pub fn arm(&self, solicited_only: bool) -> Result<(), Error> {
         let context = &self.0.context;
         let call = context.ops().req_notify_cq;
+        let call = call.ok_or_else(|| context.failed("ibv_req_notify_cq", libc::EOPNOTSUPP))?;
+        let cq = &self.0.cq;
         // SAFETY: as in `poll`.
-        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe { call(self.0.cq, 0) });
+        let answer = cq.with(|cq| unsafe { call(cq, solicited_only.into()) })?;
         status(answer).map_err(|errno| context.failed("ibv_req_notify_cq", errno))
     }
 
-    /// Waits on the channel for the event that was asked for; false if none came in this time, or there is no channel.
-    ///
-    /// # Errors
-    /// As `ibv_get_cq_event`.
-    pub fn event(&self, patience: Duration) -> Result<bool, Error> {
-        let (context, end) = (&self.0.context, Instant::now() + patience);
-        let Some(channel) = &self.0.channel else {
-            return Ok(false);
-        };
-        loop {
-            let came = readable(channel.as_fd(), end);
-            if !came.map_err(|e| context.failed("poll", e.raw_os_error()))? {
-                return Ok(false);
-            }
-            // If not, another thread has taken it.
-            if self.take_event(channel)? {
-                return Ok(true);
-            }
-        }
-    }
-
-    /// Takes an event of the channel, if one is there.
-    fn take_event(&self, channel: &Channel) -> Result<bool, Error> {
-        let context = &self.0.context;
-        let calls = &context.libraries().verbs;
-        let (mut cq, mut program) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: a channel that lives, and places for the answer.
-        let answer =
-            unsafe { (calls.ibv_get_cq_event)(channel.0.channel, &raw mut cq, &raw mut program) };
-        if answer == 0 {
-            // SAFETY: the queue lives until its event is acknowledged.
-            unsafe { (calls.ibv_ack_cq_events)(cq, 1) };
-            return Ok(true);
-        }
-        match last() {
-            libc::EAGAIN | libc::EINTR => Ok(false),
-            errno => Err(context.failed("ibv_get_cq_event", errno)),
-        }
-    }
-
-    /// Waits for completions and takes them; returns their number, 0 if none came in this time (`None`: for ever). Sleeps on the channel, which must be
-    /// of this queue alone; without one it looks every 50 us. Several threads may wait.
+    /// Waits for completions and takes them; returns their number, 0 if none came in this time (`None`: for ever). Sleeps on the channel if
+    /// that is of this queue alone; else it looks every 50 us. Several threads may wait.
     ///
     /// # Errors
     /// As `ibv_poll_cq`, `ibv_req_notify_cq` and `ibv_get_cq_event`.
@@ -288,29 +206,41 @@ impl Cq {
     }
 
     fn take_later(&self, out: &mut [Wc], end: Option<Instant>) -> Result<usize, Error> {
+        let own = self.0.channel.as_ref().filter(|_| !self.0.is_shared);
+        let Some(channel) = own else {
+            return self.take_by_looking(out, end);
+        };
         loop {
-            self.arm()?;
+            self.arm(false)?;
             // What came before it was armed makes no event.
             let count = self.poll(out)?;
             if count > 0 {
                 return Ok(count);
             }
-            if !self.sleep(end)? {
+            if !self.sleep(channel, end)? {
                 return self.poll(out);
             }
         }
     }
 
+    /// Without asking for events: those of a program's channel are the program's.
+    fn take_by_looking(&self, out: &mut [Wc], end: Option<Instant>) -> Result<usize, Error> {
+        const PAUSE: Duration = Duration::from_micros(50);
+        loop {
+            let count = self.poll(out)?;
+            if count > 0 || end.is_some_and(|end| Instant::now() >= end) {
+                return Ok(count);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
     /// Sleeps until something may have come; false if the time is over.
-    fn sleep(&self, end: Option<Instant>) -> Result<bool, Error> {
+    fn sleep(&self, channel: &Channel, end: Option<Instant>) -> Result<bool, Error> {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         if left == Some(Duration::ZERO) {
             return Ok(false);
         }
-        let Some(channel) = &self.0.channel else {
-            std::thread::sleep(Duration::from_micros(50));
-            return Ok(true);
-        };
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut fds = [
             PollFd::new(channel, PollFlags::IN),
@@ -325,7 +255,7 @@ impl Cq {
         if more {
             let _ = rustix::io::read(&self.0.more, &mut [0; 8]);
         }
-        self.take_event(channel)?;
+        channel.try_event()?;
         Ok(true)
     }
 
@@ -343,72 +273,6 @@ impl Cq {
     /// The library's words for the status of a completion.
     pub fn words(&self, wc: &Wc) -> String {
         self.0.context.libraries().words(wc.status)
-    }
-}
-
-/// A shared receive queue. Clones are the same one.
-#[derive(Clone)]
-pub struct Srq(Arc<SrqInner>);
-
-struct SrqInner {
-    srq: *mut ibv_srq,
-    pd: Pd,
-}
-
-// SAFETY: as `Context`.
-unsafe impl Send for SrqInner {}
-// SAFETY: as above.
-unsafe impl Sync for SrqInner {}
-
-impl Drop for SrqInner {
-    fn drop(&mut self) {
-        // SAFETY: ours, once; every queue pair of it has held it.
-        unsafe { (self.pd.context().libraries().verbs.ibv_destroy_srq)(self.srq) };
-    }
-}
-
-impl Pd {
-    /// A new shared receive queue for `max_wr` receives of one piece.
-    ///
-    /// # Errors
-    /// As `ibv_create_srq`.
-    pub fn create_srq(&self, max_wr: u32) -> Result<Srq, Error> {
-        let context = self.context();
-        let mut init = ibv_srq_init_attr::zeroed();
-        (init.attr.max_wr, init.attr.max_sge) = (max_wr, 1);
-        // SAFETY: a domain that lives, and its attributes.
-        let srq = unsafe { (context.libraries().verbs.ibv_create_srq)(self.raw(), &raw mut init) };
-        if srq.is_null() {
-            let needed = max_wr as usize * size_of::<ibv_recv_wr>();
-            return Err(context.lacks_memory("ibv_create_srq", last(), needed));
-        }
-        let pd = self.clone();
-        Ok(Srq(Arc::new(SrqInner { srq, pd })))
-    }
-}
-
-impl Srq {
-    pub(crate) fn context(&self) -> &Context {
-        self.0.pd.context()
-    }
-
-    pub(crate) fn raw(&self) -> *mut ibv_srq {
-        self.0.srq
-    }
-
-    /// Posts a receive.
-    ///
-    /// # Errors
-    /// As `ibv_post_srq_recv`.
-    pub fn post_recv(&self, id: u64, sges: &[Sge<'_>]) -> Result<(), Error> {
-        let context = self.0.pd.context();
-        let (mut wr, mut bad) = (receive(id, list(sges), sges.len()), ptr::null_mut());
-        let call = context.ops().post_srq_recv;
-        // SAFETY: the table's own call, a queue that lives, and a work request with its list.
-        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {
-            call(self.0.srq, &raw mut wr, &raw mut bad)
-        });
-        status(answer).map_err(|errno| context.failed("ibv_post_srq_recv", errno))
     }
 }
 

@@ -185,6 +185,11 @@ impl Mr {
     pub fn len(&self) -> usize {
         self.region.len()
     }
+    /// Its memory, for another device that reaches it.
+    #[doc(hidden)]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
     /// Whether the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.region.is_empty()

@@ -23,7 +23,7 @@ pub(crate) struct Bell {
 
 /// The number of rings at some moment.
 #[derive(Clone, Copy)]
-pub(crate) struct Rings(u32);
+pub(crate) struct Rings(pub(crate) u32);
 
 impl Bell {
     /// The current count. Read it before the last check that precedes a sleep.

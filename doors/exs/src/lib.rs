@@ -53,7 +53,9 @@ pub mod machine;
 mod memory;
 mod options;
 mod plain;
+mod poller;
 mod queue;
+mod registered;
 mod socket;
 #[cfg(feature = "tokio")]
 pub mod tokio;
@@ -67,3 +69,4 @@ pub use queue::{Queue, Wait};
 pub use rustix::io::Errno;
 pub use socket::Socket;
 pub use weft_verbs::RawMemory;
+pub use weft_verbs::any::Choice;

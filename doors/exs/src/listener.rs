@@ -3,15 +3,18 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use weft_sockets::lock::lock;
-use weft_verbs::Signal;
-use weft_verbs::cm::{ConnParam, Incoming, Listening};
+use weft_verbs::cm::{ConnParam, ConnectError, Incoming};
+use weft_verbs::{Signal, any};
 
-use crate::driver::{Conn, Slot, Target, agree};
+use crate::driver::{Conn, Link, Rnic, Slot, Target, agree};
 use crate::event::{Event, EventKind};
+use crate::poller::{Poller, Watched};
 use crate::{Context, Error, Kind, Options, Ready, Socket};
 
 /// The socket that listens.
@@ -24,14 +27,134 @@ pub(crate) struct Parent {
     pub(crate) accepted: Accepted,
 }
 
+impl Parent {
+    fn param(&self) -> ConnParam {
+        ConnParam {
+            options: self.options.link(),
+            ..ConnParam::default()
+        }
+    }
+}
+
 type Accepted = Box<dyn Fn(Options, Arc<Signal>, Arc<Conn>) -> Socket + Send + Sync>;
 
 pub(crate) struct Listener {
     addr: OnceLock<SocketAddr>,
-    listening: Mutex<Option<Listening>>,
+    /// What listens, until it is dropped.
+    listening: Mutex<Option<Box<dyn Send>>>,
     parent: Parent,
     backlog: usize,
     state: Mutex<Waiting>,
+}
+
+/// Listens on an RNIC of the machine.
+struct OnRnic {
+    cm: any::cm::Listener,
+    poller: Arc<Poller>,
+    id: OnceLock<u64>,
+    listener: Weak<Listener>,
+}
+
+impl OnRnic {
+    fn listen(
+        device: &any::Device,
+        addr: SocketAddr,
+        backlog: u32,
+        listener: &Arc<Listener>,
+    ) -> Result<Arc<OnRnic>, Error> {
+        let param = listener.parent.param();
+        let cm = any::cm::Listener::bind(device, addr, backlog, &param).map_err(|error| {
+            tracing::warn!(%error, "an RNIC cannot listen");
+            std::io::Error::from(error)
+        })?;
+        let on = Arc::new(OnRnic {
+            cm,
+            poller: Poller::get().map_err(std::io::Error::from)?,
+            id: OnceLock::new(),
+            listener: Arc::downgrade(listener),
+        });
+        let watched: Weak<OnRnic> = Arc::downgrade(&on);
+        let id = on.poller.add(on.cm.as_fd(), watched);
+        let id = id.map_err(std::io::Error::from)?;
+        let _ = on.id.set(id);
+        on.wait().map_err(std::io::Error::from)?;
+        Ok(on)
+    }
+
+    fn wait(&self) -> Result<(), Errno> {
+        let id = *self.id.get().ok_or(Errno::INVAL)?;
+        self.poller.arm(self.cm.as_fd(), id, EventFlags::IN)
+    }
+}
+
+impl Watched for OnRnic {
+    fn on_ready(&self) {
+        let serve = || -> Result<(), Error> {
+            while let Some(request) = self.cm.next_request(Some(Duration::ZERO))? {
+                if let Some(listener) = self.listener.upgrade() {
+                    listener.arrived(Arriving::Rnic(request));
+                }
+            }
+            Ok(self.wait().map_err(std::io::Error::from)?)
+        };
+        if let Err(error) = serve() {
+            tracing::error!(%error, "an RNIC can no longer be listened on");
+        }
+    }
+}
+
+impl Drop for OnRnic {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.get() {
+            self.poller.remove(self.cm.as_fd(), *id);
+        }
+    }
+}
+
+/// A peer's request.
+enum Arriving {
+    Soft(Incoming),
+    Rnic(any::cm::Request),
+}
+
+impl Arriving {
+    fn private_data(&self) -> &[u8] {
+        match self {
+            Arriving::Soft(incoming) => incoming.private_data(),
+            Arriving::Rnic(request) => request.private_data(),
+        }
+    }
+
+    fn reject(self, private_data: &[u8]) {
+        let rejected = match self {
+            Arriving::Soft(incoming) => incoming.reject(private_data),
+            Arriving::Rnic(request) => request.reject(private_data),
+        };
+        if let Err(error) = rejected {
+            tracing::debug!(%error, "a peer went away before it was rejected");
+        }
+    }
+
+    /// The queue pair for it.
+    fn link(&self, context: &Context, options: &Options) -> Result<Link, Error> {
+        match self {
+            Arriving::Soft(_) => Link::soft(context, options),
+            Arriving::Rnic(request) => {
+                let domain = context.domain_of(&request.device())?;
+                Rnic::new(&domain, options, |pd, init| request.create_qp(pd, init)).map(Link::rnic)
+            }
+        }
+    }
+
+    fn accept(self, link: &Link, param: &ConnParam) -> Result<(), ConnectError> {
+        let other = || ConnectError::Invalid("a queue pair of another device".into());
+        match self {
+            Arriving::Soft(incoming) => incoming.accept(link.soft_qp().ok_or_else(other)?, param),
+            Arriving::Rnic(request) => {
+                request.accept_with(link.rnic_qp().ok_or_else(other)?, param)
+            }
+        }
+    }
 }
 
 #[derive(Default)]
@@ -59,20 +182,30 @@ impl Listener {
             backlog: backlog as usize,
             state: Mutex::default(),
         });
-        let link = ConnParam {
-            options: listener.parent.options.link(),
-            ..ConnParam::default()
+        let context = &listener.parent.context;
+        let rnic = context.choice().rnic_at(addr).map_err(|error| {
+            tracing::warn!(%error, "no RNIC listens");
+            Error::from(error)
+        })?;
+        let (listening, addr): (Box<dyn Send>, _) = if let Some(rnic) = rnic {
+            let on = OnRnic::listen(&rnic, addr, backlog, &listener)?;
+            let addr = on.cm.local_addr();
+            (Box::new(on), addr)
+        } else {
+            let weak = Arc::downgrade(&listener);
+            let param = listener.parent.param();
+            let listening = context
+                .device()
+                .listen(addr, backlog, &param, move |incoming| {
+                    if let Some(listener) = weak.upgrade() {
+                        listener.arrived(Arriving::Soft(incoming));
+                    }
+                })
+                .map_err(Error::from)?;
+            let addr = listening.local_addr();
+            (Box::new(listening), addr)
         };
-        let weak = Arc::downgrade(&listener);
-        let device = listener.parent.context.device();
-        let listening = device
-            .listen(addr, backlog, &link, move |incoming| {
-                if let Some(listener) = weak.upgrade() {
-                    listener.arrived(incoming);
-                }
-            })
-            .map_err(Error::from)?;
-        let _ = listener.addr.set(listening.local_addr());
+        let _ = listener.addr.set(addr);
         *lock(&listener.listening) = Some(listening);
         Ok(listener)
     }
@@ -88,7 +221,7 @@ impl Listener {
         self.parent.signal.as_fd().as_raw_fd()
     }
 
-    fn arrived(&self, incoming: Incoming) {
+    fn arrived(&self, incoming: Arriving) {
         {
             let mut state = lock(&self.state);
             if state.closed
@@ -169,7 +302,7 @@ impl Listener {
     }
 
     /// Set up the connection; `None` when the peer does not fit or has gone, or resources are short.
-    fn take(&self, incoming: Incoming) -> Option<Socket> {
+    fn take(&self, incoming: Arriving) -> Option<Socket> {
         let Parent {
             context,
             kind,
@@ -179,9 +312,10 @@ impl Listener {
         } = &self.parent;
         let make = || -> Result<_, Error> {
             let signal = Arc::new(Signal::new()?);
+            let link = incoming.link(context, options)?;
             let fd = signal.as_fd().as_raw_fd();
             Ok((
-                Conn::prepare(context, *kind, options, Arc::clone(&signal), fd)?,
+                Conn::prepare(context, link, *kind, options, Arc::clone(&signal), fd)?,
                 signal,
             ))
         };
@@ -194,15 +328,16 @@ impl Listener {
         };
         let private_data = incoming.private_data().to_vec();
         if agree(&setup.hello, &private_data).is_err() {
-            let _ = incoming.reject(&setup.hello.emit());
+            incoming.reject(&setup.hello.emit());
             return None;
         }
         let param = setup.param(options);
-        if let Err(error) = incoming.accept(setup.conn.qp(), &param) {
+        if let Err(error) = incoming.accept(setup.conn.link(), &param) {
             tracing::debug!(%error, "a peer went away before it was accepted");
             return None;
         }
-        setup.conn.established(&setup.hello, &private_data).ok()?;
+        let conn = &setup.conn;
+        conn.established(&setup.hello, &private_data, false).ok()?;
         Some(accepted(options.clone(), signal, setup.conn))
     }
 

@@ -1,14 +1,18 @@
 //! Memory of operations: registered, owned by the operation, or owned by someone else under a promise.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use weft_verbs::{Access, Mr, RawMemory};
+use weft_sockets::lock::lock;
+use weft_verbs::{Access, Mr, RawMemory, Sge, any};
 
+use crate::registered::Domain;
 use crate::{Context, Error};
 
 /// A registered region, for any number of operations (`exs_mregister`). It is memory of the program, or memory that the library allocates, which
 /// peers on the same host reach with one copy.
 pub struct Region {
+    /// Its registrations with RNICs of the machine, made at its first use there. Dropped before the memory.
+    rnics: Mutex<Vec<(Arc<Domain>, any::Mr)>>,
     pub(crate) mr: Mr,
 }
 
@@ -18,16 +22,32 @@ impl Region {
     /// # Errors
     /// The memory cannot be allocated, or the limit of regions is reached.
     pub fn alloc(context: &Context, len: usize) -> Result<Arc<Region>, Error> {
-        let mr = context.pd().alloc_mr(len, Region::LENT)?;
-        Ok(Arc::new(Region { mr }))
+        Ok(Region::of(context.pd().alloc_mr(len, Region::LENT)?))
     }
     /// Register memory that someone else owns.
     ///
     /// # Errors
     /// The limit of regions is reached.
     pub fn register(context: &Context, memory: &RawMemory) -> Result<Arc<Region>, Error> {
-        let mr = context.pd().reg_raw(memory, Region::ACCESS)?;
-        Ok(Arc::new(Region { mr }))
+        Ok(Region::of(context.pd().reg_raw(memory, Region::ACCESS)?))
+    }
+    pub(crate) fn of(mr: Mr) -> Arc<Region> {
+        let rnics = Mutex::default();
+        Arc::new(Region { rnics, mr })
+    }
+    /// An element of a work request of a connection with memory in this domain.
+    pub(crate) fn sge(&self, domain: &Arc<Domain>, off: usize, len: usize) -> Result<Sge, Error> {
+        let Some(rnic) = domain.rnic().filter(|_| len > 0) else {
+            return Ok(self.mr.sge(off, len));
+        };
+        let mut rnics = lock(&self.rnics);
+        if let Some((_, mr)) = rnics.iter().find(|(of, _)| Arc::ptr_eq(of, domain)) {
+            return Ok(mr.sge(off, len));
+        }
+        let mr = rnic.pd.reg_mr_of(&self.mr, Region::ACCESS)?;
+        let sge = mr.sge(off, len);
+        rnics.push((Arc::clone(domain), mr));
+        Ok(sge)
     }
     /// Makes the library allocate memory that peers on the host can map. The key of the region itself is never sent to a peer.
     const LENT: Access = Access::LOCAL_WRITE
@@ -45,9 +65,10 @@ impl Region {
         let Some(last) = Arc::into_inner(self) else {
             return Ok(());
         };
+        drop(last.rnics);
         match last.mr.deregister() {
             Ok(_) => Ok(()),
-            Err((mr, _)) => Err(Arc::new(Region { mr })),
+            Err((mr, _)) => Err(Region::of(mr)),
         }
     }
 

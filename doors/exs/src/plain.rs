@@ -7,7 +7,6 @@
 //! Lock order: `watch`, then a lane, then `polls`. Results are reported without a lock held, one after another in the order of the lane, by
 //! the first thread that comes.
 
-mod poller;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -25,8 +24,8 @@ use rustix::net::{Shutdown, SocketType};
 
 use crate::file::{Done, FileDone, FileLane, FileSend, Outcome};
 use crate::options::LINGER;
+use crate::poller::{Poller, Watched};
 use crate::{Context, Memory, Piece, Ready, RecvFlags};
-use poller::Poller;
 use transfer::{Attempt, Cursor, Way, advance};
 use weft_sockets::lock::lock;
 
@@ -683,7 +682,7 @@ impl Plain {
         let id = match &watch.poller {
             Some((of, id)) if Arc::ptr_eq(of, &poller) => *id,
             _ => {
-                let id = poller.add(self.fd.as_fd(), Weak::clone(&self.me))?;
+                let id = poller.add(self.fd.as_fd(), self.me.clone())?;
                 watch.poller = Some((Arc::clone(&poller), id));
                 watch.armed = None;
                 id
@@ -701,20 +700,6 @@ impl Plain {
         Ok(())
     }
 
-    /// The socket is ready for one of the awaited events.
-    fn on_ready(&self) {
-        lock(&self.watch).armed = None;
-        for way in [Way::Recv, Way::Send] {
-            let mut lane = self.lane(way);
-            if !lane.queue.is_empty() {
-                self.pump(&mut lane, way);
-                self.settle(lane, way);
-            }
-        }
-        self.check_polls();
-        self.arm(None);
-    }
-
     /// Ends the connection of a closed socket whose peer has accepted nothing for a long time, even if other descriptors exist.
     fn give_up(&self, now: Instant) {
         let mut lane = lock(&self.send);
@@ -730,6 +715,22 @@ impl Plain {
         drop(lane);
         let told_last = |job: &Job| matches!(job, Job::Close(_));
         self.take(Way::Send, |job| !told_last(job), Errno::TIMEDOUT);
+    }
+}
+
+impl Watched for Plain {
+    /// The socket is ready for one of the awaited events.
+    fn on_ready(&self) {
+        lock(&self.watch).armed = None;
+        for way in [Way::Recv, Way::Send] {
+            let mut lane = self.lane(way);
+            if !lane.queue.is_empty() {
+                self.pump(&mut lane, way);
+                self.settle(lane, way);
+            }
+        }
+        self.check_polls();
+        self.arm(None);
     }
 
     /// Called when a deadline may have passed.

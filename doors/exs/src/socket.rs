@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use weft_sockets::lock::lock;
-use weft_verbs::cm::ConnectError;
 use weft_verbs::{Path, Signal};
-use weft_wire::exs::Hello;
 
 use crate::bell::deadline;
-use crate::driver::{Conn, Target, agree, file_end};
+use crate::driver::{Conn, Target, file_end};
 use crate::event::{Event, EventKind};
 use crate::file::Outcome;
 use crate::listener::{Listener, Parent};
@@ -21,6 +19,7 @@ use crate::machine::Stats;
 use crate::plain::{EndDone, Plain, PlainOp};
 use crate::{Context, Error, Kind, Memory, Options, Piece, Ready, RecvFlags, Sink};
 
+mod dial;
 mod wait;
 
 /// A socket. Clones are handles of the same socket. Dropping the last one closes it as [`Socket::close`] does.
@@ -46,7 +45,8 @@ pub(crate) struct Inner {
 enum State {
     /// Unused or bound: a kernel socket reserves the address.
     Idle(Option<(SocketAddr, OwnedFd)>),
-    Connecting(Arc<Conn>),
+    /// The connection is not there yet while an RNIC looks for the peer.
+    Connecting(Option<Arc<Conn>>),
     Connected,
     Listening(Arc<Listener>),
     Closed,
@@ -120,16 +120,6 @@ impl Drop for Inner {
             listener.close();
         }
     }
-}
-
-/// The reason why a connect failed. A listener of another type includes its own type in the rejection.
-fn refusal(hello: &Hello, error: &ConnectError) -> Errno {
-    if let ConnectError::Rejected { private_data } = error
-        && agree(hello, private_data).is_err_and(|errno| errno == Errno::PROTOTYPE)
-    {
-        return Errno::PROTOTYPE;
-    }
-    Errno::from_raw_os_error(error.raw_os_error())
 }
 
 impl Socket {
@@ -371,63 +361,6 @@ impl Socket {
     pub fn connect(&self, addr: SocketAddr, sink: Sink) -> Result<(), Errno> {
         let (target, token) = Target::new(sink)?;
         self.connect_to(addr, target, token)
-    }
-
-    fn connect_to(&self, addr: SocketAddr, target: Target, token: u64) -> Result<(), Errno> {
-        let inner = &self.0;
-        let begin = || {
-            self.check_family(addr)?;
-            let mut state = lock(&inner.state);
-            let bound = match &mut *state {
-                State::Idle(bound) => bound,
-                State::Connecting(_) => return Err(Errno::ALREADY),
-                State::Connected => return Err(Errno::ISCONN),
-                State::Listening(_) => return Err(Errno::INVAL),
-                State::Closed => return Err(Errno::BADF),
-            };
-            let options = self.options();
-            let signal = Arc::clone(&inner.signal);
-            let setup = Conn::prepare(&inner.context, inner.kind, &options, signal, inner.fd())?;
-            // Taken only now, so that a failure above does not lose the address.
-            let source = bound.take();
-            *state = State::Connecting(Arc::clone(&setup.conn));
-            Ok((setup, options, source.map(|(addr, _)| addr)))
-        };
-        let (setup, options, source) = match begin() {
-            Ok(begun) => begun,
-            Err(errno) => {
-                target.forget();
-                return Err(errno);
-            }
-        };
-        let param = setup.param(&options);
-        let conn = Arc::clone(&setup.conn);
-        let weak = Arc::downgrade(inner);
-        let fd = inner.fd();
-        let device = inner.context.device();
-        device.dial(addr, source, conn.qp(), &param, move |dialed| {
-            let result = match dialed {
-                Ok(private_data) => setup.conn.established(&setup.hello, &private_data),
-                Err(error) => {
-                    tracing::debug!(%error, "a connection could not be made");
-                    Err(refusal(&setup.hello, &error))
-                }
-            };
-            if let Some(inner) = weak.upgrade() {
-                let mut state = lock(&inner.state);
-                if matches!(*state, State::Connecting(_)) {
-                    *state = if result.is_ok() {
-                        let _ = inner.conn.set(Arc::clone(&setup.conn));
-                        State::Connected
-                    } else {
-                        State::Idle(None)
-                    };
-                }
-            }
-            let event = Event::new(EventKind::Connect, token, fd, result.map(|()| 0));
-            target.tell_now(event);
-        });
-        Ok(())
     }
 
     /// Accept the next connection. The event is of [`EventKind::Accept`]; several may be outstanding.
@@ -690,7 +623,7 @@ impl Socket {
         match old {
             State::Listening(listener) => listener.close(),
             // When the connect completes, it finds the socket closed.
-            State::Connecting(conn) => conn.close(None),
+            State::Connecting(Some(conn)) => conn.close(None),
             _ => {}
         }
         let event = Event::new(EventKind::Close, token, self.0.fd(), Ok(0));

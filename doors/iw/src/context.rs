@@ -498,7 +498,7 @@ impl Listener {
     /// (`iw_listen` and `iw_ctx_alloc`).
     pub fn listen(&self) -> Result<Context, Error> {
         loop {
-            if let Some(request) = self.listener.next_request(None) {
+            if let Some(request) = self.listener.next_request(None)? {
                 return Context::new(Peer::Request(request), State::ConnReq, self.options.clone());
             }
         }

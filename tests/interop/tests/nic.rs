@@ -61,7 +61,7 @@ fn objects_of_another_device_are_refused() {
         ours.pd.create_qp(&QpInit::new(&theirs.cq)),
         "another device",
     );
-    let srq = theirs.pd.create_srq(4).unwrap();
+    let srq = theirs.pd.create_srq(4, 1).unwrap();
     let init = QpInit {
         srq: Some(&srq),
         ..QpInit::new(&ours.cq)

@@ -587,7 +587,13 @@ fn fetch(
         store.only(names);
     }
     let options = args.sending(key.clone());
-    let peer = session::connect(first, args.wire(), &args.via(), &options, args.credentials(first)?)?;
+    let peer = session::connect(
+        first,
+        args.wire(),
+        &args.via(),
+        &options,
+        args.credentials(first)?,
+    )?;
     let began = Instant::now();
     let watch = Fetching {
         quiet: global.quiet,

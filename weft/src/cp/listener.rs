@@ -159,9 +159,12 @@ impl Listener {
         let thread = std::thread::Builder::new().name("weft-cp-accept".into());
         thread
             .spawn(move || {
-                loop {
-                    self.0.admit_next(&events, &tell);
-                }
+                let end = loop {
+                    if let Err(failure) = self.0.admit_next(&events, &tell) {
+                        break failure;
+                    }
+                };
+                let _ = tell.send(News::Deaf(end));
             })
             .map_err(|e| {
                 Failure::failed(format!("cannot start a thread: {e}"))
@@ -169,8 +172,9 @@ impl Listener {
             })?;
         loop {
             match outcomes.recv() {
-                Ok(end) if once => return end,
-                Ok(_) => {}
+                Ok(News::Ended(end)) if once => return end,
+                Ok(News::Ended(_)) => {}
+                Ok(News::Deaf(failure)) => return Err(failure),
                 Err(_) => {
                     return Err(Failure::failed("the listening thread has ended")
                         .hint("report this with the lines above"));
@@ -178,6 +182,14 @@ impl Listener {
             }
         }
     }
+}
+
+/// What [`Listener::run`] learns.
+enum News {
+    /// How a sender's session ended.
+    Ended(Result<(), Failure>),
+    /// No sender can come any more.
+    Deaf(Failure),
 }
 
 impl Inner {
@@ -209,11 +221,22 @@ impl Inner {
     }
 
     /// Accepts the next connection, and serves it in a thread of its own, which reports how a sender's session ended.
-    fn admit_next(self: &Arc<Self>, events: &Arc<dyn Events>, tell: &Sender<Result<(), Failure>>) {
+    ///
+    /// # Errors
+    /// No connection can come any more.
+    fn admit_next(
+        self: &Arc<Self>,
+        events: &Arc<dyn Events>,
+        tell: &Sender<News>,
+    ) -> Result<(), Failure> {
         let arrived = match &self.incoming {
             Incoming::Rdma(listener, tls) => {
-                let Some(request) = listener.next_request(None) else {
-                    return;
+                let request = listener.next_request(None).map_err(|e| {
+                    Failure::failed(format!("cannot listen any more: {e}"))
+                        .hint("`weft doctor` says which devices there are; start it again")
+                })?;
+                let Some(request) = request else {
+                    return Ok(());
                 };
                 let peer = request.peer_addr();
                 (
@@ -228,7 +251,7 @@ impl Inner {
                     // Without descriptors accept fails at once and again: give others time to end.
                     tracing::warn!("accept: {e}");
                     std::thread::sleep(Duration::from_millis(100));
-                    return;
+                    return Ok(());
                 }
             },
         };
@@ -236,7 +259,7 @@ impl Inner {
             (Ok(greeted), _) => greeted,
             (Err(why), peer) => {
                 tracing::info!("{peer}: turned away: {why}");
-                return;
+                return Ok(());
             }
         };
         let peer = arrived.1;
@@ -251,7 +274,7 @@ impl Inner {
             Ok(entry) => entry,
             Err(why) => {
                 tracing::info!("{peer}: turned away: {why}");
-                return;
+                return Ok(());
             }
         };
         let session = Session {
@@ -268,12 +291,13 @@ impl Inner {
             .spawn(move || {
                 if let Some(end) = session.serve(greeted) {
                     // Fails only if the result is no longer wanted.
-                    let _ = tell.send(end);
+                    let _ = tell.send(News::Ended(end));
                 }
             });
         if let Err(e) = spawned {
             tracing::warn!("{peer}: turned away: {e}");
         }
+        Ok(())
     }
 
     /// Reads the initiator's hello and answers it, without waiting for anything.

@@ -9,13 +9,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use weft_service::lock;
 use weft_verbs::any::{Cq, Device, Mr, Pd, Qp, QpInit};
 use weft_verbs::tls::TlsError;
-use weft_verbs::{Access, EndReason, Error, Path, RecvWr, RemoteAddr, SendWr, Wc, WcStatus};
+use weft_verbs::{
+    Access, CqOverrun, EndReason, Error, Path, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,
+};
 
 use super::link::{Link, LinkError, Parcel};
 use super::protocol::{MAX_MESSAGE, Message, RingAdvert};
@@ -30,6 +32,8 @@ const BATCH: usize = 24;
 const INLINE: usize = 256;
 /// How long sends may take to complete when an RNIC's connection is closed: it loses those that are not.
 const DRAIN: Duration = Duration::from_secs(2);
+/// How long the reason of a connection's end may take to be told.
+const REASON: Duration = Duration::from_secs(1);
 
 /// One side of a connection that is not there yet: receives are posted before the peer can send.
 pub struct Prepared {
@@ -184,24 +188,15 @@ impl RdmaLink {
     /// The cause of the connection's end, according to a failed request.
     fn why(&self, wc: &Wc) -> LinkError {
         if self.qp.soft().is_none() {
-            let device = self.qp.path().and_then(|path| path.reason);
-            let device = device.as_deref().unwrap_or("the RNIC");
-            return LinkError::Gone(match wc.status {
-                WcStatus::WrFlushErr => {
-                    format!(
-                        "{device}: the peer closed it or went away, or the device or its network did"
-                    )
-                }
-                status => format!("{device}: {status}, vendor's error {:#x}", wc.vendor_err),
-            });
+            return self.why_on_an_rnic(wc);
         }
         let cut = "the peer went away, or somebody cut the connection";
         LinkError::Gone(match (wc.status, self.qp.tls_error()) {
             (_, Some(TlsError::Truncated)) => cut.into(),
             (_, Some(e)) => format!("it was damaged or tampered with on the way ({e})"),
             (WcStatus::WrFlushErr, None) if wc.vendor_err == 0 => {
-                // An end in order is one that the peer's TLS has announced.
-                if self.cipher().is_some() && self.is_lost() {
+                // An end in order is one that the peer's TLS has announced. Its hook is called at once, since it has ended.
+                if self.cipher().is_some() && self.end(Duration::ZERO) == Some(EndReason::Lost) {
                     cut.into()
                 } else {
                     "the peer closed it or went away".into()
@@ -211,14 +206,49 @@ impl RdmaLink {
         })
     }
 
-    /// Whether the connection has ended without an orderly end.
-    fn is_lost(&self) -> bool {
-        let lost = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&lost);
-        // Called at once, since it has ended.
-        self.qp
-            .on_end(move |reason| told.store(reason == EndReason::Lost, Ordering::SeqCst));
-        lost.load(Ordering::SeqCst)
+    fn why_on_an_rnic(&self, wc: &Wc) -> LinkError {
+        let device = self.qp.path().and_then(|path| path.reason);
+        let device = device.as_deref().unwrap_or("the RNIC");
+        LinkError::Gone(match wc.status {
+            // What flushes the requests is told by another thread.
+            WcStatus::WrFlushErr => match self.end(REASON) {
+                _ if self.qp.is_gone() => format!("{device}: {}", EndReason::DeviceRemoved),
+                Some(EndReason::DeviceRemoved) => {
+                    format!("{device}: {}", EndReason::DeviceRemoved)
+                }
+                Some(EndReason::Disconnected) => {
+                    format!("{device}: the peer closed it or went away")
+                }
+                _ => format!("{device}: the peer went away, or the network did"),
+            },
+            status => format!("{device}: {status}, vendor's error {:#x}", wc.vendor_err),
+        })
+    }
+
+    /// How the connection has ended, if it has within this time.
+    fn end(&self, patience: Duration) -> Option<EndReason> {
+        let (tell, told) = mpsc::channel();
+        self.qp.on_end(move |reason| {
+            // Fails only if nobody waits any more.
+            let _ = tell.send(reason);
+        });
+        told.recv_timeout(patience).ok()
+    }
+
+    /// The cause of its end, where a call has failed with this error.
+    fn broken(&self, e: LinkError) -> LinkError {
+        if self.qp.is_gone() {
+            let flushed = Wc {
+                status: WcStatus::WrFlushErr,
+                ..Wc::default()
+            };
+            return self.why_on_an_rnic(&flushed);
+        }
+        e
+    }
+
+    fn overrun(&self, e: CqOverrun) -> LinkError {
+        self.ended(self.broken(LinkError::Local(e.to_string())))
     }
 
     /// Notes what ended the connection; the first cause counts.
@@ -271,7 +301,8 @@ impl RdmaLink {
         most: u32,
     ) -> Result<(), LinkError> {
         self.collect(post, SENDS - requests.len() as u32)?;
-        self.qp.post_send(requests).map_err(|e| refused(&e))?;
+        let posted = self.qp.post_send(requests);
+        posted.map_err(|e| self.broken(refused(&e)))?;
         post.outstanding += messages;
         self.collect(post, most)
     }
@@ -341,7 +372,7 @@ impl RdmaLink {
             } else {
                 self.base.send_cq.poll(&mut wcs)
             };
-            let got = got.map_err(|e| LinkError::Local(e.to_string()))?;
+            let got = got.map_err(|e| self.overrun(e))?;
             if got == 0 && post.outstanding > most {
                 return Err(self.ended(LinkError::Gone("the peer stopped receiving".into())));
             }
@@ -531,10 +562,10 @@ impl Link for RdmaLink {
             .base
             .recv_cq
             .wait(&mut wcs, Some(timeout))
-            .map_err(|e| LinkError::Local(e.to_string()))?;
+            .map_err(|e| self.overrun(e))?;
         for wc in &wcs[..got] {
             let taken = if wc.status == WcStatus::Success {
-                self.take(wc, &mut inbox)
+                self.take(wc, &mut inbox).map_err(|e| self.broken(e))
             } else {
                 Err(self.why(wc))
             };

@@ -255,8 +255,11 @@ fn dial(
     who.connect(|| {
         let dial = Dial::new(&device, addr, START_PATIENCE)
             .map_err(|e| refused(addr, ours.key, e, who))?;
-        let (prepared, qp) = Prepared::new(&device, |pd, init| dial.create_qp(pd, init))
-            .map_err(|e| no_device(&e))?;
+        let (prepared, qp) =
+            Prepared::new(&device, |pd, init| dial.create_qp(pd, init)).map_err(|e| {
+                Failure::failed(format!("cannot make the objects of a connection: {e}"))
+                    .hint("`weft doctor` says what this machine does not support")
+            })?;
         let tls = if via.plain { None } else { Some(who.tls()?) };
         match dial.connect(qp, &param(tls, ours.encode().to_vec())) {
             Ok(Connection { qp, private_data }) => {

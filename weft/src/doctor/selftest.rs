@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use weft_nic::cm::{Connection, Incoming, Listener, Outgoing, Param};
 use weft_nic::{
-    Access, Context, Cq, Device, Error, Gid, Info, Mr, Op, Path, Pd, Port, Qp, QpInit, QpKind,
-    SendWr, Srq, Transport, Wc, addresses_of,
+    Access, Channel, Context, Cq, Device, Error, Gid, Info, Mr, Op, Path, Pd, Port, Qp, QpInit,
+    QpKind, SendWr, Srq, Transport, Wc, addresses_of,
 };
 
 use crate::rnics::{hindrance, with_remedy};
@@ -123,6 +123,7 @@ struct Test<'a> {
 /// One side: its objects, and memory for what it sends and what it receives.
 struct Side {
     link: Connected,
+    channel: Channel,
     cq: Cq,
     srq: Option<Srq>,
     out: Mr,
@@ -139,6 +140,7 @@ enum Connected {
 /// What a queue pair is made of.
 struct Parts {
     pd: Pd,
+    channel: Channel,
     cq: Cq,
     srq: Option<Srq>,
     out: Mr,
@@ -153,7 +155,8 @@ impl Parts {
         access.set(Access::REMOTE_ATOMIC, info.atomics);
         Ok(Self {
             cq: context.create_cq(32, Some(&channel))?,
-            srq: shared.then(|| pd.create_srq(16)).transpose()?,
+            channel,
+            srq: shared.then(|| pd.create_srq(16, 1)).transpose()?,
             out: pd.alloc_mr(LENGTH, access)?,
             into: pd.alloc_mr(LENGTH, access)?,
             pd,
@@ -171,6 +174,7 @@ impl Parts {
     fn side(self, link: Connected, info: &Info) -> Side {
         Side {
             link,
+            channel: self.channel,
             cq: self.cq,
             srq: self.srq,
             out: self.out,
@@ -255,7 +259,10 @@ impl Test<'_> {
         let parts = Parts::new(&outgoing.context()?, self.info, false)?;
         let qp = outgoing.create_qp(&parts.pd, &parts.init())?;
         std::thread::scope(|scope| {
-            let accepting = scope.spawn(|| self.accept(listener.request(PATIENCE)?, shared));
+            let accepting = scope.spawn(|| match listener.request(Some(PATIENCE))? {
+                Some(incoming) => self.accept(incoming, shared),
+                None => failed("no connection request came"),
+            });
             let connected = outgoing
                 .connect(&Param::default(), PATIENCE)
                 .map_err(Trouble::from);
@@ -271,7 +278,7 @@ impl Test<'_> {
     fn accept(&self, incoming: Incoming, shared: bool) -> Tried<Side> {
         let parts = Parts::new(&incoming.context()?, self.info, shared)?;
         let qp = incoming.create_qp(&parts.pd, &parts.init())?;
-        let connection = incoming.accept(&Param::default(), PATIENCE)?;
+        let connection = incoming.accept(&Param::default())?;
         Ok(parts.side(Connected::ByCm(qp, connection), self.info))
     }
 }
@@ -474,14 +481,22 @@ fn shared_queue(test: &Test<'_>) -> Tried {
     send(&test.pair(true)?, None)
 }
 
+impl Side {
+    /// Whether its queue's event comes within this time.
+    fn event(&self, patience: Duration) -> Tried<bool> {
+        let event = self.channel.event(Some(patience))?;
+        Ok(event == Some(self.cq.number()))
+    }
+}
+
 fn events((from, to): &(Side, Side)) -> Tried {
     to.post_receive()?;
-    to.cq.arm()?;
-    if to.cq.event(Duration::ZERO)? {
+    to.cq.arm(false)?;
+    if to.event(Duration::ZERO)? {
         return failed("an event came before the message");
     }
     post(from, Op::Send(None), 1)?;
-    if !to.cq.event(PATIENCE)? {
+    if !to.event(PATIENCE)? {
         return failed(format!("no event in {} s", PATIENCE.as_secs()));
     }
     received(to, 1, None)?;
@@ -489,7 +504,7 @@ fn events((from, to): &(Side, Side)) -> Tried {
     to.post_receive()?;
     post(from, Op::Send(None), 1)?;
     received_without_arming(to)?;
-    if to.cq.event(Duration::ZERO)? {
+    if to.event(Duration::ZERO)? {
         return failed("an event came that nobody had asked for");
     }
     Ok(())

@@ -39,6 +39,8 @@ pub enum EndReason {
     Terminated(u32),
     /// The peer ended it with a Terminate of this value.
     PeerTerminated(u32),
+    /// The device was removed, or has failed: only of an RNIC of the machine.
+    DeviceRemoved,
 }
 
 impl fmt::Display for EndReason {
@@ -49,6 +51,7 @@ impl fmt::Display for EndReason {
             EndReason::Terminated(code) => {
                 write!(f, "we ended the connection: {}", TerminateCode(code))
             }
+            EndReason::DeviceRemoved => f.write_str("the device was removed, or has failed"),
             EndReason::PeerTerminated(code) => {
                 write!(f, "the peer ended the connection: {}", TerminateCode(code))
             }
@@ -135,7 +138,9 @@ impl QpInner {
         let qp_num = self.num;
         match reason {
             EndReason::Disconnected => None,
-            EndReason::Lost => Some(AsyncEvent::QpFatal { qp_num, reason: 0 }),
+            EndReason::Lost | EndReason::DeviceRemoved => {
+                Some(AsyncEvent::QpFatal { qp_num, reason: 0 })
+            }
             EndReason::Terminated(reason) if is_access_code(reason) => {
                 Some(AsyncEvent::QpAccessErr { qp_num, reason })
             }
@@ -495,7 +500,7 @@ fn is_silent(reason: EndReason) -> bool {
     match reason {
         EndReason::Disconnected | EndReason::Lost => true,
         EndReason::PeerTerminated(code) => code == term_code(TermError::RdmapCatastrophic),
-        EndReason::Terminated(_) => false,
+        EndReason::Terminated(_) | EndReason::DeviceRemoved => false,
     }
 }
 

@@ -90,11 +90,18 @@ impl Dial {
     /// # Errors
     /// [`ConnectError`].
     pub fn connect(self, qp: Qp, param: &ConnParam) -> Result<Connection, ConnectError> {
-        match (self.by, qp.0) {
+        let private_data = self.connect_with(&qp, param)?;
+        Ok(Connection { qp, private_data })
+    }
+
+    /// As [`Dial::connect`], for an owner that keeps the queue pair; returns the peer's private data.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect_with(self, qp: &Qp, param: &ConnParam) -> Result<Vec<u8>, ConnectError> {
+        match (self.by, &qp.0) {
             (Either::Soft(device), Either::Soft(soft)) => {
-                let private_data = device.dial_and_wait(self.peer, None, &soft.qp, param)?;
-                let qp = Qp(Either::Soft(soft));
-                Ok(Connection { qp, private_data })
+                device.dial_and_wait(self.peer, None, &soft.qp, param)
             }
             (Either::Rnic((rnic, outgoing)), Either::Rnic(hard)) => {
                 refuse_tls(param, &rnic)?;
@@ -102,8 +109,7 @@ impl Dial {
                 let connection = connection.map_err(|e| convert::connect_error(&e))?;
                 let private_data = connection.private_data().to_vec();
                 hard.connected(connection);
-                let qp = Qp(Either::Rnic(hard));
-                Ok(Connection { qp, private_data })
+                Ok(private_data)
             }
             _ => Err(ConnectError::Invalid(TWO_DEVICES.into())),
         }
@@ -161,40 +167,43 @@ impl Listener {
     }
 
     /// The next request; waits up to `timeout` (`None`: for ever). `None` when the time is up.
-    pub fn next_request(&self, timeout: Option<Duration>) -> Option<Request> {
-        match &self.0 {
-            Either::Soft((device, listener)) => {
-                let request = listener.next_request(timeout)?;
-                Some(Request(Either::Soft((device.clone(), request))))
-            }
-            Either::Rnic(hard) => {
-                let (rnic, incoming) = hard.next_request(timeout)?;
-                Some(Request(Either::Rnic((rnic, incoming))))
-            }
-        }
+    ///
+    /// # Errors
+    /// Of an RNIC: no request can come any more, because the device was removed or `rdma_cm` has failed.
+    pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<Request>, Error> {
+        Ok(match &self.0 {
+            Either::Soft((device, listener)) => listener
+                .next_request(timeout)
+                .map(|request| Request(Either::Soft((device.clone(), request)))),
+            Either::Rnic(hard) => hard
+                .next_request(timeout)
+                .map_err(|e| convert::error(&e))?
+                .map(|request| Request(Either::Rnic(request))),
+        })
     }
 }
 
 impl Hard {
-    fn next_request(&self, timeout: Option<Duration>) -> Option<(Rnic, Incoming)> {
-        const LONG: Duration = Duration::from_hours(24);
+    fn next_request(
+        &self,
+        timeout: Option<Duration>,
+    ) -> Result<Option<(Rnic, Incoming)>, weft_nic::Error> {
         let end = timeout.and_then(|time| Instant::now().checked_add(time));
         loop {
-            let left = end.map_or(LONG, |end| end.saturating_duration_since(Instant::now()));
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             match self.listener.request(left) {
+                Ok(None) => return Ok(None),
                 // Another device's, where it listens on all; dropping it rejects it.
-                Ok(incoming) => match incoming.context() {
+                Ok(Some(incoming)) => match incoming.context() {
                     Ok(context) if context.name() == self.rnic.context.name() => {
-                        return Some((self.rnic.clone(), incoming));
+                        return Ok(Some((self.rnic.clone(), incoming)));
                     }
                     _ => {}
                 },
-                Err(error) => {
-                    if end.is_some_and(|end| Instant::now() >= end) {
-                        return None;
-                    }
+                Err(error) if error.is_of_a_request() => {
                     tracing::warn!(%error, "a connection request was lost");
                 }
+                Err(error) => return Err(error),
             }
         }
     }
@@ -261,24 +270,30 @@ impl Request {
         }
     }
 
-    /// As [`crate::cm::Request::accept`]; on an RNIC it blocks until the connection is there.
+    /// As [`crate::cm::Request::accept`]. Neither device waits until the peer knows of it.
     ///
     /// # Errors
     /// [`ConnectError`].
     pub fn accept(self, qp: Qp, param: &ConnParam) -> Result<Connection, ConnectError> {
-        match (self.0, qp.0) {
+        let private_data = self.private_data().to_vec();
+        self.accept_with(&qp, param)?;
+        Ok(Connection { qp, private_data })
+    }
+
+    /// As [`Request::accept`], for an owner that keeps the queue pair.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn accept_with(self, qp: &Qp, param: &ConnParam) -> Result<(), ConnectError> {
+        match (self.0, &qp.0) {
             (Either::Soft((_, request)), Either::Soft(soft)) => {
-                let crate::cm::Connection { qp, private_data } = request.accept(soft.qp, param)?;
-                let qp = Qp::from_soft(qp, soft.max_inline);
-                Ok(Connection { qp, private_data })
+                request.accept_with(&soft.qp, param)
             }
             (Either::Rnic((rnic, incoming)), Either::Rnic(hard)) => {
                 refuse_tls(param, &rnic)?;
-                let private_data = incoming.private_data().to_vec();
-                let connection = incoming.accept(&of_rnic(param, &rnic), param.options.timeout);
+                let connection = incoming.accept(&of_rnic(param, &rnic));
                 hard.connected(connection.map_err(|e| convert::connect_error(&e))?);
-                let qp = Qp(Either::Rnic(hard));
-                Ok(Connection { qp, private_data })
+                Ok(())
             }
             _ => Err(ConnectError::Invalid(TWO_DEVICES.into())),
         }

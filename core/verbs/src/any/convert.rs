@@ -8,7 +8,8 @@ use weft_nic::{Named, Op, Remote};
 
 use crate::cm::ConnectError;
 use crate::{
-    Access, EndReason, Error, PostReason, RemoteAddr, SendOp, Sge, Wc, WcOpcode, WcStatus,
+    Access, EndReason, Error, PostError, PostReason, RemoteAddr, SendOp, Sge, Wc, WcOpcode,
+    WcStatus,
 };
 
 /// The error with its remedy.
@@ -45,10 +46,24 @@ pub(super) fn post_reason(error: &weft_nic::Error) -> PostReason {
     }
 }
 
+/// Posts one request after the other.
+pub(super) fn each<T>(
+    wrs: &[T],
+    post: impl Fn(&T) -> Result<(), PostReason>,
+) -> Result<(), PostError> {
+    wrs.iter()
+        .enumerate()
+        .try_for_each(|(index, wr)| post(wr).map_err(|reason| PostError { index, reason }))
+}
+
 pub(super) fn end(end: weft_nic::End) -> EndReason {
     match end {
         weft_nic::End::Disconnected => EndReason::Disconnected,
-        weft_nic::End::Lost | weft_nic::End::DeviceRemoved => EndReason::Lost,
+        weft_nic::End::DeviceRemoved => EndReason::DeviceRemoved,
+        weft_nic::End::Lost
+        | weft_nic::End::Failed
+        | weft_nic::End::BadRequest
+        | weft_nic::End::BadAccess => EndReason::Lost,
     }
 }
 

@@ -1,9 +1,10 @@
-//! Completion queues.
+//! Completion queues and channels.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::{Either, convert};
-use crate::{CqOverrun, Wc};
+use crate::{CqOverrun, Error, Wc};
 
 /// Completions that are taken from an RNIC at once.
 const BATCH: usize = 16;
@@ -30,7 +31,27 @@ impl Cq {
         }
     }
 
-    /// As [`crate::Cq::wait`].
+    /// Its number, as in [`CompChannel::get_event`].
+    pub fn num(&self) -> u32 {
+        match &self.0 {
+            Either::Soft(cq) => cq.num(),
+            Either::Rnic(cq) => cq.number(),
+        }
+    }
+
+    /// As [`crate::Cq::req_notify`].
+    ///
+    /// # Errors
+    /// On an RNIC as `ibv_req_notify_cq`.
+    pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
+        match &self.0 {
+            Either::Soft(cq) => cq.req_notify(solicited_only),
+            Either::Rnic(cq) => cq.arm(solicited_only).map_err(|e| convert::error(&e))?,
+        }
+        Ok(())
+    }
+
+    /// As [`crate::Cq::wait`]. On an RNIC it looks every 50 us if the queue has a [`CompChannel`], whose events are the program's.
     ///
     /// # Errors
     /// As [`Cq::poll`].
@@ -43,11 +64,35 @@ impl Cq {
     }
 }
 
+/// As [`crate::CompChannel`].
+#[derive(Clone)]
+pub struct CompChannel(pub(super) Either<crate::CompChannel, weft_nic::Channel>);
+
+impl CompChannel {
+    /// The next event: the number ([`Cq::num`]) of the queue that made it. Blocks up to `timeout` (`None`: for ever). Events need no acknowledgement.
+    ///
+    /// # Errors
+    /// On an RNIC as `ibv_get_cq_event`.
+    pub fn get_event(&self, timeout: Option<Duration>) -> Result<Option<u32>, Error> {
+        match &self.0 {
+            Either::Soft(channel) => Ok(channel.get_event(timeout)),
+            Either::Rnic(channel) => channel.event(timeout).map_err(|e| convert::error(&e)),
+        }
+    }
+}
+
+/// Readable while events wait.
+impl AsFd for CompChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        either!(&self.0, channel => channel.as_fd())
+    }
+}
+
 fn take(cq: &weft_nic::Cq, out: &mut [Wc], timeout: Option<Duration>) -> Result<usize, CqOverrun> {
     let mut taken: [weft_nic::Wc; BATCH] = Default::default();
     let room = out.len().min(BATCH);
     let count = cq.take(&mut taken[..room], timeout).map_err(|error| {
-        tracing::error!(%error, "the completion queue of an RNIC has failed");
+        tracing::debug!(%error, "the completion queue of an RNIC has failed");
         CqOverrun
     })?;
     for (to, from) in out.iter_mut().zip(&taken[..count]) {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use weft_nic::cm::{Listener, Outgoing};
 
-use super::cq::Cq;
+use super::cq::{CompChannel, Cq};
 use super::pd::Pd;
 use super::qp::Limits;
-use super::{Either, convert};
+use super::{Either, TWO_DEVICES, convert};
 use crate::{DeviceAttr, Error};
 
 /// How long the route to a peer may take to find.
@@ -141,6 +141,11 @@ impl Rnic {
             max_rd_atomic: info.map_or(1, |info| info.max_rd_atomic.into()),
             ..defaults
         };
+        let name = context.name().to_owned();
+        context.on_port(move |change| {
+            let state = if change.is_active { "up" } else { "down" };
+            tracing::warn!("port {} of {name} is {state}", change.port);
+        });
         let is_iwarp = info.is_some_and(|info| info.transport == weft_nic::Transport::Iwarp);
         Ok(Self {
             context: context.clone(),
@@ -156,7 +161,7 @@ impl Rnic {
                 transport: "rnic",
                 atomics: info.is_some_and(|info| info.atomics) && !is_iwarp,
                 immediate: !is_iwarp,
-                srq: false,
+                srq: info.is_some_and(|info| info.max_srq > 0),
                 windows: false,
             },
         })
@@ -257,6 +262,37 @@ impl Device {
                 let channel = rnic.context.create_channel();
                 let cq = channel.and_then(|channel| rnic.context.create_cq(depth, Some(&channel)));
                 Either::Rnic(cq.map_err(|e| convert::error(&e))?)
+            }
+        }))
+    }
+
+    /// As [`crate::Device::create_cq`], with a channel.
+    ///
+    /// # Errors
+    /// As [`Device::create_cq`]; a channel of another device.
+    pub fn create_cq_on(&self, depth: u32, channel: &CompChannel) -> Result<Cq, Error> {
+        Ok(Cq(match (&self.0, &channel.0) {
+            (Either::Soft(device), Either::Soft(channel)) => {
+                Either::Soft(device.create_cq(depth, Some(channel))?)
+            }
+            (Either::Rnic(rnic), Either::Rnic(channel)) => {
+                let cq = rnic.context.create_cq_on(depth, channel);
+                Either::Rnic(cq.map_err(|e| convert::error(&e))?)
+            }
+            _ => return Err(TWO_DEVICES),
+        }))
+    }
+
+    /// As [`crate::Device::create_comp_channel`].
+    ///
+    /// # Errors
+    /// As there; on an RNIC as `ibv_create_comp_channel`.
+    pub fn create_comp_channel(&self) -> Result<CompChannel, Error> {
+        Ok(CompChannel(match &self.0 {
+            Either::Soft(device) => Either::Soft(device.create_comp_channel()?),
+            Either::Rnic(rnic) => {
+                let channel = rnic.context.create_channel();
+                Either::Rnic(channel.map_err(|e| convert::error(&e))?)
             }
         }))
     }

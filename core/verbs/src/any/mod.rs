@@ -29,11 +29,15 @@ mod cq;
 mod device;
 mod pd;
 mod qp;
+mod srq;
 
-pub use cq::Cq;
+pub use cq::{CompChannel, Cq};
 pub use device::{Choice, Device};
 pub use pd::{Mr, Pd};
 pub use qp::{Qp, QpInit};
+pub use srq::Srq;
+
+const TWO_DEVICES: crate::Error = crate::Error::Invalid("objects of two devices");
 
 /// An object of one of the two.
 #[derive(Clone)]

@@ -31,6 +31,22 @@ impl Pd {
         }))
     }
 
+    /// Registers the memory of a region of the soft RNIC with this device too. It stays while either registration exists; the new one has rights and keys
+    /// of its own.
+    ///
+    /// # Errors
+    /// As [`Pd::alloc_mr`].
+    pub fn reg_mr_of(&self, soft: &crate::Mr, access: Access) -> Result<Mr, Error> {
+        Ok(Mr(match &self.0 {
+            Either::Soft(pd) => Either::Soft(pd.reg_part(soft, 0, soft.len(), access)?),
+            Either::Rnic(pd) => {
+                has_bytes(soft.len())?;
+                let mr = pd.reg_region(soft.region(), convert::access(access));
+                Either::Rnic(mr.map_err(|e| convert::error(&e))?)
+            }
+        }))
+    }
+
     /// As [`crate::Pd::reg_mr`].
     ///
     /// # Errors

@@ -5,8 +5,10 @@ use std::sync::{Mutex, OnceLock};
 
 use weft_nic::{Data, Request, cm::Connection};
 
+use super::convert::each;
 use super::cq::Cq;
-use super::{Either, convert};
+use super::srq::Srq;
+use super::{Either, TWO_DEVICES, convert};
 use crate::ext::lock;
 use crate::tls::{TlsError, TlsInfo};
 use crate::{EndReason, Error, LimitReached, Path, PostError, PostReason, RecvWr, SendWr};
@@ -18,6 +20,8 @@ pub struct QpInit {
     pub send_cq: Cq,
     /// Where its receives complete.
     pub recv_cq: Cq,
+    /// Where it takes its receives from, if not from a queue of its own.
+    pub srq: Option<Srq>,
     /// Sends that may be outstanding.
     pub max_send_wr: u32,
     /// Receives that may be outstanding.
@@ -34,6 +38,7 @@ impl QpInit {
         Self {
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
+            srq: None,
             max_send_wr: 128,
             max_recv_wr: 128,
             max_sge: 4,
@@ -45,7 +50,12 @@ impl QpInit {
         let (Some(send_cq), Some(recv_cq)) = (self.send_cq.soft(), self.recv_cq.soft()) else {
             return Err(TWO_DEVICES);
         };
+        let srq = match &self.srq {
+            None => None,
+            Some(srq) => Some(srq.soft().ok_or(TWO_DEVICES)?.clone()),
+        };
         let qp = pd.create_qp(&crate::QpInit {
+            srq,
             max_send_wr: self.max_send_wr,
             max_recv_wr: self.max_recv_wr,
             max_sge: self.max_sge,
@@ -65,13 +75,23 @@ impl QpInit {
         else {
             return Err(TWO_DEVICES);
         };
-        let max_wr = self.max_send_wr.max(self.max_recv_wr);
+        let srq = match self.srq.as_ref().map(|srq| &srq.0) {
+            None => None,
+            Some(Either::Rnic(srq)) => Some(srq),
+            Some(Either::Soft(_)) => return Err(TWO_DEVICES),
+        };
+        let max_wr = if srq.is_some() {
+            self.max_send_wr
+        } else {
+            self.max_send_wr.max(self.max_recv_wr)
+        };
         LimitReached::check("outstanding requests", "max_qp_wr", max_wr, most.max_wr)?;
         let elements = "scatter/gather elements of a request";
         LimitReached::check(elements, "max_sge", self.max_sge, most.max_sge)?;
         let mut init = weft_nic::QpInit {
             send_cq,
             recv_cq,
+            srq,
             max_wr,
             max_sge: self.max_sge,
             max_inline: self.max_inline,
@@ -91,8 +111,6 @@ impl QpInit {
         }))))
     }
 }
-
-const TWO_DEVICES: Error = Error::Invalid("objects of two devices");
 
 /// What an RNIC takes.
 #[derive(Clone)]
@@ -136,6 +154,14 @@ impl Qp {
         match &self.0 {
             Either::Soft(soft) => soft.qp.num(),
             Either::Rnic(rnic) => rnic.qp.number(),
+        }
+    }
+
+    /// Whether its RNIC was removed, or has failed: then every call fails.
+    pub fn is_gone(&self) -> bool {
+        match &self.0 {
+            Either::Soft(_) => false,
+            Either::Rnic(rnic) => rnic.qp.is_gone(),
         }
     }
 
@@ -253,13 +279,6 @@ impl Qp {
             Either::Rnic(rnic) => rnic.on_end(Box::new(hook)),
         }
     }
-}
-
-/// Posts one request after the other.
-fn each<T>(wrs: &[T], post: impl Fn(&T) -> Result<(), PostReason>) -> Result<(), PostError> {
-    wrs.iter()
-        .enumerate()
-        .try_for_each(|(index, wr)| post(wr).map_err(|reason| PostError { index, reason }))
 }
 
 impl Rnic {

@@ -215,9 +215,14 @@ impl Request {
     /// [`ConnectError`].
     pub fn accept(self, qp: Qp, param: &ConnParam) -> Result<Connection, ConnectError> {
         let private_data = self.0.private_data().to_vec();
-        self.0.accept(&qp, param)?;
+        self.accept_with(&qp, param)?;
         Ok(Connection { qp, private_data })
     }
+
+    pub(crate) fn accept_with(self, qp: &Qp, param: &ConnParam) -> Result<(), ConnectError> {
+        self.0.accept(qp, param)
+    }
+
     /// Reject it, with private data for the initiator's program.
     ///
     /// # Errors

@@ -9,15 +9,16 @@ use weft_sockets::lock::lock;
 use weft_verbs::{Access, INLINE_DATA, InlineData, RemoteAddr, SendWr};
 use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Message};
 
-use super::conn::{Conn, HEADER_SLOT, INLINE_MAX};
+use super::conn::{Conn, HEADER_SLOT};
 use super::op::{End, Op};
-use super::state::{ALWAYS_GO, Core, Head, Io, TAG_HEADER};
+use super::state::{ALWAYS_GO, Core, Head, INLINE_MAX, Io, TAG_HEADER};
 use crate::event::{InPlace, Place};
 use crate::late::Late;
 use crate::machine::policy::Verdict;
 use crate::machine::{Action, Completion, Endpoint, OpId, Outcome, packet};
 use crate::queue::Member;
-use crate::{Context, Error, Memory};
+use crate::registered::Domain;
+use crate::{Error, Memory};
 
 /// Transfers of at least this many bytes are posted at once, because the work after them takes a while.
 const LARGE: u32 = 32 << 10;
@@ -100,14 +101,14 @@ impl Conn {
         let io = &mut core.io;
         let mut refused = false;
         if !io.recvs.is_empty() {
-            refused |= self.qp.post_recv(&io.recvs).is_err();
+            refused |= self.link.post_recv(&io.recvs).is_err();
             io.recvs.clear();
         }
         if io.sends.is_empty() && !refused {
             return false;
         }
         if io.over.is_none() {
-            refused |= self.qp.post_send(&io.sends).is_err();
+            refused |= self.link.post_send(&io.sends).is_err();
         }
         io.sends.clear();
         if refused {
@@ -145,7 +146,11 @@ impl Conn {
         let mut head = [0; MAX_LEN];
         machine.send_now(len as u64)?.emit(&mut head);
         bytes[..HEADER_LEN].copy_from_slice(&head[..HEADER_LEN]);
-        if self.qp.post_send(std::slice::from_ref(&io.prompt)).is_err() {
+        if self
+            .link
+            .post_send(std::slice::from_ref(&io.prompt))
+            .is_err()
+        {
             self.fail(core, Errno::CONNRESET);
             return Some(Err(Errno::CONNRESET));
         }
@@ -153,7 +158,7 @@ impl Conn {
     }
 
     fn carry_out(&self, machine: &mut Endpoint, io: &mut Io, action: Action) -> Result<(), Error> {
-        let context = &self.context;
+        let domain = self.link.domain();
         match action {
             Action::Send(message) => {
                 // The peer waits for buffer space, and a long copy may follow here.
@@ -162,7 +167,7 @@ impl Conn {
             }
             Action::Advertise { .. }
             | Action::AdvertisePacket { .. }
-            | Action::AdvertiseSource { .. } => io.carry_advert(context, action)?,
+            | Action::AdvertiseSource { .. } => io.carry_advert(domain, action)?,
             Action::Write {
                 op,
                 off,
@@ -179,7 +184,7 @@ impl Conn {
                     SendWr::write(op.0, remote)
                 };
                 if let Some(it) = io.ops.get_mut(op) {
-                    it.sges(context, off as usize, len as usize, &mut wr.sges)?;
+                    it.sges(domain, off as usize, len as usize, &mut wr.sges)?;
                 }
                 io.sends.push(wr.signaled());
                 if !io.immediate {
@@ -194,7 +199,7 @@ impl Conn {
                 header,
                 ..
             } => {
-                if io.send_small(context, op, (off as usize, len as usize), &header)? {
+                if io.send_small(domain, op, (off as usize, len as usize), &header)? {
                     // The bytes are copied, so there is nothing to wait for.
                     machine.on_transferred(op);
                 }
@@ -207,7 +212,11 @@ impl Conn {
             } => {
                 let mut wr = SendWr::read(op.0, RemoteAddr { addr, rkey }).signaled();
                 if let Some(it) = io.ops.get_mut(op) {
-                    it.sges(context, 0, len as usize, &mut wr.sges)?;
+                    if domain.rnic().is_some() {
+                        wr.sges.push(it.sink(domain, len as usize)?);
+                    } else {
+                        it.sges(domain, 0, len as usize, &mut wr.sges)?;
+                    }
                 }
                 io.sends.push(wr);
             }
@@ -218,7 +227,7 @@ impl Conn {
                 len,
             } => {
                 if let (Some(ring), Some(it)) = (&io.ring, io.ops.get_mut(op)) {
-                    it.fill(off as usize, ring, ring_off as usize, len as usize)?;
+                    it.fill(off as usize, &ring.memory, ring_off as usize, len as usize)?;
                 }
             }
             Action::CopySmall {
@@ -259,10 +268,10 @@ impl Conn {
     /// Report completed operations, and update the connection accordingly. Returns true if the queue pair must be closed now.
     pub(super) fn settle_ends(&self, core: &mut Core) -> bool {
         self.tell_ends(core);
-        let mut close = core.look_around();
+        let mut close = core.look_around(|| self.link.is_delivered());
         // A close may wait for the reports just made.
         while self.tell_ends(core) {
-            close |= core.look_around();
+            close |= core.look_around(|| self.link.is_delivered());
         }
         close
     }
@@ -313,7 +322,7 @@ impl Conn {
 
 impl Io {
     /// Open memory of an operation to the peer, and send its address.
-    fn carry_advert(&mut self, context: &Context, action: Action) -> Result<(), Error> {
+    fn carry_advert(&mut self, domain: &Domain, action: Action) -> Result<(), Error> {
         match action {
             Action::Advertise {
                 op,
@@ -332,7 +341,7 @@ impl Io {
                         memory,
                     })
                 };
-                self.advertise(context, op, (off, len), Access::REMOTE_WRITE, credits, body)
+                self.advertise(domain, op, (off, len), Access::REMOTE_WRITE, credits, body)
             }
             Action::AdvertisePacket {
                 op,
@@ -341,7 +350,7 @@ impl Io {
                 credits,
             } => {
                 let body = |memory| Body::PktAdvert(packet(index, memory));
-                self.advertise(context, op, (0, len), Access::REMOTE_WRITE, credits, body)
+                self.advertise(domain, op, (0, len), Access::REMOTE_WRITE, credits, body)
             }
             Action::AdvertiseSource {
                 op,
@@ -350,7 +359,7 @@ impl Io {
                 credits,
             } => {
                 let body = |memory| Body::Source(packet(index, memory));
-                self.advertise(context, op, (0, len), Access::REMOTE_READ, credits, body)
+                self.advertise(domain, op, (0, len), Access::REMOTE_READ, credits, body)
             }
             _ => unreachable!("what advertises nothing"),
         }
@@ -359,7 +368,7 @@ impl Io {
     /// Send a header and these bytes of a send in one message. True: the bytes have been copied out of the send's memory.
     fn send_small(
         &mut self,
-        context: &Context,
+        domain: &Arc<Domain>,
         op: OpId,
         (off, len): (usize, usize),
         header: &Message,
@@ -375,15 +384,15 @@ impl Io {
                 && let Some(headers) = &self.headers
             {
                 let at = slot as usize * HEADER_SLOT;
-                headers.write(at, &head[..n])?;
+                headers.memory.write(at, &head[..n])?;
                 let mut wr = wr.sge(headers.sge(at, n));
                 self.used_headers.push_back(Head::Slot(slot));
-                it.sges(context, off, len, &mut wr.sges)?;
+                it.sges(domain, off, len, &mut wr.sges)?;
                 wr
             } else {
                 // All slots are in use, or there are none: the peer decides how much we may send as a Small.
                 let data = joined(&head[..n], it, off, len)?;
-                let mr = context.pd().reg_mr(data, Access::LOCAL_WRITE)?;
+                let mr = domain.reg(data, Access::LOCAL_WRITE)?;
                 let wr = wr.sge(mr.sge(0, n + len));
                 self.used_headers.push_back(Head::Own(mr));
                 wr

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use weft_sockets::lock::{lock, try_lock};
 use weft_verbs::cm::ConnParam;
-use weft_verbs::ext::CqExt;
-use weft_verbs::{Access, Cq, EndReason, Path, Qp, QpInit, QpState, RecvWr, SendWr, Signal, Wc};
-use weft_wire::exs::{Agreed, HEADER_LEN, HELLO_LEN, Hello, MAX_LEN, Remote};
+use weft_verbs::{Access, EndReason, Path, RecvWr, SendWr, Signal, Wc};
+use weft_wire::exs::{HEADER_LEN, Hello, MAX_LEN, Remote};
 
 use super::ends::Ends;
 use super::held::{Files, Held};
+use super::link::{Link, MAX_SEND_WR};
 use super::op::{End, Op, Slot, Target};
 use super::slab::Slab;
-use super::state::{Core, Io, Meter, Started, TAG_RECV, completed};
+use super::state::{Core, INLINE_MAX, Io, Meter, Started, agree, completed, control_receive};
 use super::timer::{Alarms, Timers};
 use crate::bell::deadline;
 use crate::event::{Event, EventKind, Ready};
@@ -25,18 +25,15 @@ use crate::late::Late;
 use crate::machine::policy::Policy;
 use crate::machine::{Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules, Stats};
 use crate::options::LINGER;
+use crate::poller::Watched;
 use crate::queue::Member;
 use crate::{Context, Error, Kind, Memory, Options, RecvFlags, Region};
 
-/// Messages up to this many bytes are copied into their work request; longer ones are gathered from the program's memory.
-pub(super) const INLINE_MAX: usize = 1024;
 /// Completions polled at once.
 const BATCH: usize = 32;
 /// Bytes of a header slot, and the number of slots.
 pub(super) const HEADER_SLOT: usize = 64;
 const HEADER_SLOTS: usize = 256;
-/// The most outstanding send work requests.
-const MAX_SEND_WR: u32 = 1 << 17;
 /// Sends up to this many bytes may be posted at once in one message.
 const SHORT_MAX: usize = INLINE_MAX - HEADER_LEN;
 /// The id of a send that is complete, or not started.
@@ -66,8 +63,7 @@ impl Setup {
 /// A connection, or one that is being made.
 pub(crate) struct Conn {
     pub(super) context: Context,
-    pub(super) qp: Qp,
-    cq: Cq,
+    pub(super) link: Link,
     core: Mutex<Core>,
     /// Another thread wanted progress while the lock was taken.
     pending: AtomicBool,
@@ -93,35 +89,31 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    /// Creates the queue pair and the memory of a connection; not connected yet.
+    /// Creates the memory of a connection; not connected yet.
     pub(crate) fn prepare(
         context: &Context,
+        link: Link,
         kind: Kind,
         options: &Options,
         signal: Arc<Signal>,
         fd: i32,
     ) -> Result<Setup, Error> {
-        let (device, pd) = (context.device(), context.pd());
-        let cq = device.create_cq(1 << 20, None)?;
-        let mut init = QpInit::new(&cq, &cq);
-        init.max_send_wr = MAX_SEND_WR;
-        init.max_recv_wr = options.credits;
-        init.max_sge = 32;
-        init.max_inline = (INLINE_MAX + MAX_LEN) as u32;
-        let qp = pd.create_qp(&init)?;
+        let domain = Arc::clone(link.domain());
         let slot = (options.small_packet_max as usize + HEADER_LEN)
             .max(MAX_LEN)
             .next_multiple_of(64);
-        let ctrl = pd.alloc_mr(slot * options.credits as usize, Access::LOCAL_WRITE)?;
+        let credits = options.credits as usize;
+        let ctrl = Region::of(context.pd().alloc_mr(slot * credits, Access::LOCAL_WRITE)?);
+        let ctrl_sge = ctrl.sge(&domain, 0, slot * credits)?;
         let ring = match kind {
-            Kind::Stream if options.mode != crate::Mode::Direct => Some(pd.alloc_mr(
+            Kind::Stream if options.mode != crate::Mode::Direct => Some(domain.alloc(
                 options.buffer as usize,
                 Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             )?),
             _ => None,
         };
         let headers = if options.small_packet_max as usize > INLINE_MAX {
-            Some(pd.alloc_mr(HEADER_SLOT * HEADER_SLOTS, Access::LOCAL_WRITE)?)
+            Some(domain.alloc(HEADER_SLOT * HEADER_SLOTS, Access::LOCAL_WRITE)?)
         } else {
             None
         };
@@ -131,26 +123,27 @@ impl Conn {
                 Kind::SeqPacket => weft_wire::exs::Kind::SeqPacket(options.design),
             },
             mode: options.mode,
-            immediate: options.immediate && device.attr().immediate,
+            immediate: options.immediate && link.has_immediate(context),
             credits: options.credits,
             small: options.small_packet_max,
-            ring: ring.as_ref().map(|ring| Remote {
-                addr: ring.addr(),
-                rkey: ring.rkey(),
-                len: ring.len() as u32,
+            ring: ring.as_ref().map(|ring| {
+                let ((addr, rkey), len) = (ring.place(), ring.memory.len() as u32);
+                Remote { addr, rkey, len }
             }),
         };
-        let recvs: Vec<RecvWr> = (0..options.credits as usize)
-            .map(|i| RecvWr::new(TAG_RECV | i as u64).sge(ctrl.sge(i * slot, slot)))
+        let recvs: Vec<RecvWr> = (0..options.credits)
+            .map(|buffer| control_receive(ctrl_sge, slot, buffer))
             .collect();
-        qp.post_recv(&recvs)
+        link.post_recv(&recvs)
             .map_err(|e| Error::Io(std::io::Error::other(e)))?;
         let io = Io {
             fd,
             immediate: false,
             ops: Slab::default(),
             sending: 0,
-            ctrl: Arc::new(Region { mr: ctrl }),
+            max_pieces: link.max_pieces(),
+            ctrl,
+            ctrl_sge,
             slot,
             ring,
             free_headers: if headers.is_some() {
@@ -189,8 +182,7 @@ impl Conn {
         };
         let conn = Arc::new_cyclic(|me: &Weak<Conn>| Conn {
             context: context.clone(),
-            qp,
-            cq,
+            link,
             core: Mutex::new(core),
             pending: AtomicBool::new(false),
             end: OnceLock::new(),
@@ -207,11 +199,13 @@ impl Conn {
             lingering: Mutex::default(),
         });
         let me = conn.me.clone();
-        conn.cq.set_hook(move || {
+        let settle = move || {
             if let Some(conn) = me.upgrade() {
                 conn.settle();
             }
-        });
+        };
+        let watched: Weak<dyn Watched> = conn.me.clone();
+        conn.link.drive_by(settle, watched)?;
         Ok(Setup { conn, hello })
     }
 
@@ -228,21 +222,26 @@ impl Conn {
         self.fd
     }
 
-    pub(crate) fn qp(&self) -> &Qp {
-        &self.qp
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
     }
 
-    /// The peer's greeting has arrived: the connection is established.
+    /// The peer's greeting has arrived: the connection is established. The initiator has dialled.
     ///
     /// # Errors
     /// `EPROTO` for an invalid greeting, `EPROTOTYPE` for a socket of another type.
-    pub(crate) fn established(&self, hello: &Hello, private_data: &[u8]) -> Result<(), Errno> {
+    pub(crate) fn established(
+        &self,
+        hello: &Hello,
+        private_data: &[u8],
+        is_initiator: bool,
+    ) -> Result<(), Errno> {
         let agreed = agree(hello, private_data)?;
         let me = self.me.clone();
-        self.qp.on_end(move |reason| {
+        self.link.on_end(move |reason| {
             if let Some(conn) = me.upgrade() {
                 let _ = conn.end.set(reason);
-                conn.cq.interrupt();
+                conn.link.interrupt();
                 conn.settle();
             }
         });
@@ -276,6 +275,12 @@ impl Conn {
                 immediate: agreed.immediate,
                 rules: Rules::default(),
             }));
+            if let Some(machine) = core.machine.as_mut()
+                && is_initiator
+                && self.link.must_speak_first()
+            {
+                core.io.send_message(&machine.greet());
+            }
         });
         Ok(())
     }
@@ -615,7 +620,7 @@ impl Conn {
         if lock(&self.lingering).replace(Arc::clone(&me)).is_some() {
             return;
         }
-        if self.look_again_at(self.moved_out()).is_err() || self.with(|core| core.io.closed) {
+        if self.look_again_at(self.link.moved_out()).is_err() || self.with(|core| core.io.closed) {
             self.stop_lingering();
         }
     }
@@ -630,7 +635,7 @@ impl Conn {
     fn look_again_at(&self, sent: u64) -> Result<(), Errno> {
         self.call_at(Instant::now() + LINGER, move |conn| {
             let moved = conn.with(|core| {
-                let now = conn.moved_out();
+                let now = conn.link.moved_out();
                 if core.io.closed || now > sent {
                     return (!core.io.closed).then_some(now);
                 }
@@ -658,15 +663,15 @@ impl Conn {
     }
 
     pub(crate) fn path(&self) -> Option<Path> {
-        self.qp.path()
+        self.link.path()
     }
 
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
-        self.qp.local_addr()
+        self.link.local_addr()
     }
 
     pub(crate) fn peer_addr(&self) -> Option<SocketAddr> {
-        self.qp.peer_addr()
+        self.link.peer_addr()
     }
 
     // ---- progress --------------------------------------------------------------------------------------------------
@@ -677,7 +682,7 @@ impl Conn {
     /// As [`Slot::sleep`].
     pub(crate) fn wait_for(&self, slot: &Slot, deadline: Option<Instant>) -> Result<(), Errno> {
         loop {
-            let epoch = self.cq.epoch();
+            let epoch = self.link.epoch();
             if slot.is_done() {
                 return Ok(());
             }
@@ -692,7 +697,7 @@ impl Conn {
                 };
             }
             // The wait polls before it sleeps if polling has paid off recently; with a completion there, the sleep is short.
-            let interrupted = self.cq.watch(epoch, true, left);
+            let interrupted = self.link.watch(epoch, true, left);
             self.settle();
             if interrupted && !slot.is_done() {
                 return Err(Errno::INTR);
@@ -720,8 +725,7 @@ impl Conn {
 
     fn release_core(&self, mut core: MutexGuard<'_, Core>) {
         if self.settle_ends(&mut core) {
-            // Disconnecting is ordered: posted sends still go out.
-            self.qp.disconnect();
+            self.link.disconnect();
             let me = self.me.clone();
             core.io.late.push(Late::new(move || {
                 if let Some(me) = me.upgrade() {
@@ -740,7 +744,7 @@ impl Conn {
             }
         }
         if std::mem::take(&mut core.io.woken) {
-            self.cq.interrupt();
+            self.link.interrupt();
         }
         if core.io.late.is_empty() {
             return;
@@ -771,8 +775,10 @@ impl Conn {
             meter.clock = None;
         }
         let mut wcs = std::mem::take(&mut core.io.wcs);
+        // Before the completions are taken: those of what came before the end are there by then.
+        let end = self.end.get();
         loop {
-            let Ok(n) = self.cq.take(&mut wcs) else {
+            let Ok(n) = self.link.take(&mut wcs) else {
                 self.fail(core, Errno::IO);
                 break;
             };
@@ -789,11 +795,13 @@ impl Conn {
             }
         }
         core.io.wcs = wcs;
-        if let Some(reason) = self.end.get() {
+        if let Some(reason) = end {
             core.io.over.get_or_insert(match reason {
                 EndReason::Disconnected => Errno::PIPE,
                 _ => Errno::CONNRESET,
             });
+        } else if self.link.has_failed() {
+            self.fail(core, Errno::CONNRESET);
         }
     }
 
@@ -802,7 +810,7 @@ impl Conn {
         if core.io.over.is_none() {
             core.io.over = Some(errno);
             core.io.error = Some(errno);
-            self.qp.to_error();
+            self.link.to_error();
         }
     }
 
@@ -823,7 +831,7 @@ impl Conn {
 impl Member for Conn {
     fn drive(&self) {
         // No completion, nothing to do: this path does not take the lock.
-        if self.cq.look() {
+        if self.link.look() {
             self.settle();
         }
     }
@@ -847,42 +855,32 @@ impl Member for Conn {
     }
 
     fn leave(&self) {
-        self.cq.release();
+        self.link.release();
         self.settle();
     }
 
     fn epoch(&self) -> u32 {
-        self.cq.epoch()
+        self.link.epoch()
     }
 
     fn can_watch(&self) -> bool {
-        self.end.get().is_none() && self.qp.state() == QpState::Rts
+        self.end.get().is_none() && self.link.is_up()
     }
 
     fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) -> bool {
-        self.cq.watch(epoch, spin, timeout)
+        self.link.watch(epoch, spin, timeout)
     }
 
     fn interrupt(&self) {
-        self.cq.interrupt();
+        self.link.interrupt();
     }
 }
 
-/// The parameters that follow from both greetings.
-pub(crate) fn agree(hello: &Hello, private_data: &[u8]) -> Result<Agreed, Errno> {
-    let peer = private_data
-        .get(..HELLO_LEN)
-        .ok_or(Errno::PROTO)
-        .and_then(|bytes| {
-            Hello::parse(bytes).map_err(|error| {
-                tracing::debug!(%error, "the peer is no EXS socket");
-                Errno::PROTO
-            })
-        })?;
-    hello.agree(&peer).map_err(|mismatch| {
-        tracing::debug!(%mismatch, "the peer's socket does not fit");
-        Errno::PROTOTYPE
-    })
+impl Watched for Conn {
+    fn on_ready(&self) {
+        self.link.rearm();
+        self.settle();
+    }
 }
 
 impl Drop for Conn {

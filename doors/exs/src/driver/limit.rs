@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::ConnCounters;
 
 use super::conn::Conn;
 use super::op::{End, Op, Slot};
@@ -20,11 +19,6 @@ use crate::machine::{Cancel, Endpoint, OpId};
 const GRACE: Duration = Duration::from_secs(3);
 /// The retry interval for an operation that cannot be found.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-
-/// Bytes that the transport has accepted from us.
-fn taken(counters: &ConnCounters) -> u64 {
-    counters.tx_direct + counters.tx_copied + counters.one_sided_bytes
-}
 
 impl Io {
     /// True for a receive of a closed socket, or of a caller that no longer waits.
@@ -75,18 +69,7 @@ impl Conn {
     }
 
     fn grace(&self) -> Grace {
-        Grace::new(self.moved())
-    }
-
-    /// Bytes that the transport has moved, in both directions.
-    fn moved(&self) -> u64 {
-        let counters = self.qp.counters();
-        taken(&counters) + counters.rx_direct + counters.rx_copied
-    }
-
-    /// Bytes that the transport has accepted from us.
-    pub(super) fn moved_out(&self) -> u64 {
-        taken(&self.qp.counters())
+        Grace::new(self.link.moved())
     }
 
     /// Cancel a receive; if it is advertised, the peer has a grace period to release its memory. False: it has ended, or is about to.
@@ -132,7 +115,7 @@ impl Conn {
                 }
                 op.deadline = None;
                 if let Some(grace) = &mut op.grace {
-                    if !grace.goes_on(self.moved()) {
+                    if !grace.goes_on(self.link.moved()) {
                         overdue |= !io.take_away(machine, id);
                         continue;
                     }
@@ -186,7 +169,7 @@ impl Conn {
                 Err(Errno::AGAIN) => {
                     if let (Some(_), Some((grace, end))) = (patient, &mut grace) {
                         *end = Instant::now() + GRACE;
-                        if !grace.goes_on(self.moved()) {
+                        if !grace.goes_on(self.link.moved()) {
                             self.with(|core| self.fail(core, Errno::TIMEDOUT));
                         }
                     }

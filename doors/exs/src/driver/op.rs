@@ -15,7 +15,8 @@ use crate::event::{Event, EventKind, InPlace, Sink};
 use crate::file::FileDone;
 use crate::late::Late;
 use crate::memory::copy_slice;
-use crate::{Context, Error, Memory, Queue};
+use crate::registered::{Domain, Registered};
+use crate::{Error, Memory, Queue};
 
 /// The destination of an operation's result.
 pub(crate) enum Target {
@@ -202,11 +203,11 @@ struct More {
     /// The buffer that receives a list of pieces before they are scattered.
     bounce: Option<Vec<u8>>,
     /// Local registrations, one for each piece, made on first use.
-    local: SmallVec<[Option<Mr>; 1]>,
+    local: SmallVec<[Option<Registered>; 1]>,
     /// A whole list in one registration, for a peer that reads it.
-    gathered: Option<Mr>,
+    gathered: Option<Registered>,
     /// The registration that is open to the peer.
-    open: Option<Mr>,
+    open: Option<Registered>,
     /// Ended registrations whose memory is still in use, oldest first, and the pieces that they were for.
     pending: SmallVec<[(PendingDereg, Option<usize>); 1]>,
     /// The buffers returned by the local registrations.
@@ -216,7 +217,7 @@ struct More {
 impl More {
     /// Close the memory to the peer. Returns true if the memory is no longer in use.
     fn close(&mut self) -> bool {
-        if let Some(Err(pending)) = self.open.take().map(Mr::retire) {
+        if let Some(Err(pending)) = self.open.take().map(Registered::retire) {
             self.pending.push((pending, None));
         }
         self.pending.is_empty()
@@ -227,7 +228,7 @@ impl More {
         self.close();
         self.buffers.resize_with(self.local.len(), || None);
         for (i, slot) in self.local.iter_mut().enumerate() {
-            match slot.take().map(Mr::retire) {
+            match slot.take().map(Registered::retire) {
                 Some(Ok(buffer)) => self.buffers[i] = buffer,
                 Some(Err(pending)) => self.pending.push((pending, Some(i))),
                 None => {}
@@ -242,10 +243,9 @@ impl More {
     }
 }
 
-/// Lists of more pieces are gathered into one buffer first.
-const MAX_PIECES: usize = 24;
-
 impl Op {
+    /// Lists of more than `max_pieces` to send are gathered into one buffer first.
+    ///
     /// # Errors
     /// `ENOMEM` when the buffer for a list of pieces cannot be allocated; the target is returned.
     pub(crate) fn new(
@@ -253,6 +253,7 @@ impl Op {
         memory: Memory,
         target: Target,
         token: u64,
+        max_pieces: usize,
     ) -> Result<Op, (Errno, Target)> {
         let mut memory = memory;
         let mut bounce = None;
@@ -264,7 +265,7 @@ impl Op {
                     return Err((Errno::NOMEM, target));
                 }
                 bounce = Some(vec![0; len]);
-            } else if list.len() > MAX_PIECES || list.iter().any(|m| matches!(m, Memory::List(_))) {
+            } else if list.len() > max_pieces || list.iter().any(|m| matches!(m, Memory::List(_))) {
                 // More pieces than a work request can hold: one copy.
                 bounce = Some(memory.to_vec());
             }
@@ -297,7 +298,7 @@ impl Op {
     /// Copy `out.len()` bytes at offset `off`.
     pub(crate) fn read(&self, off: usize, out: &mut [u8]) -> Result<(), Error> {
         let mut off = off;
-        let mut local: &[Option<Mr>] = &[];
+        let mut local: &[Option<Registered>] = &[];
         if let Some(more) = &self.more {
             if let Some(bounce) = &more.bounce {
                 return copy_slice(bounce, off, out);
@@ -307,7 +308,7 @@ impl Op {
         if let Some(Some(mr)) = local.first()
             && !matches!(self.memory, Memory::List(_) | Memory::Region { .. })
         {
-            return Ok(mr.read(off, out)?);
+            return Ok(mr.memory.read(off, out)?);
         }
         match &self.memory {
             Memory::List(list) => {
@@ -321,7 +322,7 @@ impl Op {
                     let n = (len - off).min(out.len() - done);
                     let part = &mut out[done..done + n];
                     match local.get(i) {
-                        Some(Some(mr)) => mr.read(off, part)?,
+                        Some(Some(mr)) => mr.memory.read(off, part)?,
                         _ => piece.read(off, part)?,
                     }
                     done += n;
@@ -357,7 +358,7 @@ impl Op {
                 return Ok(src.read(from, dst)?);
             }
             if let Some(Some(mr)) = more.local.first() {
-                return Ok(src.copy_to(from, mr, off, len)?);
+                return Ok(src.copy_to(from, &mr.memory, off, len)?);
             }
         }
         match &mut self.memory {
@@ -376,11 +377,12 @@ impl Op {
     /// The elements of a work request for `len` bytes at offset `off`; registers the memory if needed.
     pub(crate) fn sges(
         &mut self,
-        context: &Context,
+        domain: &Arc<Domain>,
         off: usize,
         len: usize,
         out: &mut SmallVec<[Sge; 2]>,
     ) -> Result<(), Error> {
+        let access = self.local_access(domain);
         let more = self.more.get_or_insert_default();
         if let Some(bounce) = more.bounce.take() {
             // For sends only: from now on the buffer is the one piece.
@@ -391,7 +393,7 @@ impl Op {
             Memory::List(list) => {
                 more.local.resize_with(list.len(), || None);
                 for (piece, slot) in list.iter_mut().zip(&mut more.local) {
-                    let whole = slot.as_ref().map_or(piece.len(), Mr::len);
+                    let whole = slot.as_ref().map_or(piece.len(), |mr| mr.memory.len());
                     if off >= whole {
                         off -= whole;
                         continue;
@@ -400,7 +402,7 @@ impl Op {
                         break;
                     }
                     let n = (whole - off).min(len);
-                    out.push(name(context, piece, slot, off, n)?);
+                    out.push(name(domain, piece, slot, (off, n), access)?);
                     len -= n;
                     off = 0;
                 }
@@ -408,7 +410,8 @@ impl Op {
             }
             one => {
                 more.local.resize_with(1, || None);
-                out.push(name(context, one, &mut more.local[0], off, len)?);
+                let slot = &mut more.local[0];
+                out.push(name(domain, one, slot, (off, len), access)?);
                 Ok(())
             }
         }
@@ -417,16 +420,31 @@ impl Op {
     /// Open exactly the `len` bytes at offset `off` to the peer. Returns their address and key.
     pub(crate) fn open(
         &mut self,
-        context: &Context,
+        domain: &Domain,
         off: usize,
         len: usize,
         access: Access,
     ) -> Result<(u64, u32), Error> {
-        let pd = context.pd();
+        Ok(self.open_range(domain, off, len, access)?.place())
+    }
+
+    /// The element of a Read into its first `len` bytes. iWARP reads by a Write of the peer's device, which needs the right to write.
+    pub(crate) fn sink(&mut self, domain: &Domain, len: usize) -> Result<Sge, Error> {
+        let open = self.open_range(domain, 0, len, Access::REMOTE_WRITE)?;
+        Ok(open.sge(0, len))
+    }
+
+    fn open_range(
+        &mut self,
+        domain: &Domain,
+        off: usize,
+        len: usize,
+        access: Access,
+    ) -> Result<&Registered, Error> {
         let more = self.more.get_or_insert_default();
         if let Some(bounce) = more.bounce.take() {
             more.local
-                .push(Some(pd.reg_mr(bounce, Access::LOCAL_WRITE)?));
+                .push(Some(domain.reg(bounce, Access::LOCAL_WRITE)?));
         }
         let access = access | Access::LOCAL_WRITE;
         // The earlier registration ends here; the peer must have left it.
@@ -434,36 +452,43 @@ impl Op {
             return Err(Error::Io(Errno::PROTO.into()));
         }
         let mr = if let Some(Some(mr)) = more.local.first() {
-            pd.reg_part(mr, off, len, access)?
+            domain.part(&mr.memory, off, len, access)?
         } else {
             match &mut self.memory {
                 Memory::Region {
                     region, off: start, ..
-                } => pd.reg_part(&region.mr, *start + off, len, access)?,
-                Memory::Raw(raw) => pd.reg_raw(&raw.slice(off, len)?, access)?,
+                } => domain.part(&region.mr, *start + off, len, access)?,
+                Memory::Raw(raw) => domain.reg_raw(&raw.slice(off, len)?, access)?,
                 Memory::Owned(bytes) => {
                     let bytes = std::mem::take(bytes);
                     more.local
-                        .push(Some(pd.reg_mr(bytes, Access::LOCAL_WRITE)?));
+                        .push(Some(domain.reg(bytes, Access::LOCAL_WRITE)?));
                     let Some(Some(mr)) = more.local.first() else {
                         return Err(Error::Bounds);
                     };
-                    pd.reg_part(mr, off, len, access)?
+                    domain.part(&mr.memory, off, len, access)?
                 }
                 Memory::List(_) if access.contains(Access::REMOTE_WRITE) => {
                     return Err(Error::Bounds);
                 }
                 list @ Memory::List(_) => {
-                    let whole = pd.reg_mr(list.to_vec(), Access::LOCAL_WRITE)?;
-                    let part = pd.reg_part(&whole, off, len, access)?;
+                    let whole = domain.reg(list.to_vec(), Access::LOCAL_WRITE)?;
+                    let part = domain.part(&whole.memory, off, len, access)?;
                     more.gathered = Some(whole);
                     part
                 }
             }
         };
-        let place = (mr.addr(), mr.rkey());
-        more.open = Some(mr);
-        Ok(place)
+        Ok(more.open.insert(mr))
+    }
+
+    /// The rights of its memory for work requests of this side. An RNIC pins memory for what it may do with it, and a program may send what is read-only.
+    fn local_access(&self, domain: &Domain) -> Access {
+        if domain.rnic().is_some() && self.is_send() {
+            Access::empty()
+        } else {
+            Access::LOCAL_WRITE
+        }
     }
 
     /// End the operation: close its memory, and report its result.
@@ -604,25 +629,23 @@ impl Parked {
 
 /// One element of a work request.
 fn name(
-    context: &Context,
+    domain: &Arc<Domain>,
     piece: &mut Memory,
-    slot: &mut Option<Mr>,
-    off: usize,
-    len: usize,
+    slot: &mut Option<Registered>,
+    (off, len): (usize, usize),
+    access: Access,
 ) -> Result<Sge, Error> {
     if let Memory::Region {
         region, off: start, ..
     } = piece
     {
-        return Ok(region.mr.sge(*start + off, len));
+        return region.sge(domain, *start + off, len);
     }
     let mr = match slot {
         Some(mr) => mr,
         None => slot.insert(match piece {
-            Memory::Raw(raw) => context.pd().reg_raw(raw, Access::LOCAL_WRITE)?,
-            Memory::Owned(bytes) => context
-                .pd()
-                .reg_mr(std::mem::take(bytes), Access::LOCAL_WRITE)?,
+            Memory::Raw(raw) => domain.reg_raw(raw, access)?,
+            Memory::Owned(bytes) => domain.reg(std::mem::take(bytes), access)?,
             Memory::Region { .. } | Memory::List(_) => return Err(Error::Bounds),
         }),
     };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::io::Errno;
-use weft_verbs::{Access, Mr, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
-use weft_wire::exs::{Body, HEADER_LEN, Imm, MAX_LEN, Message, Remote};
+use weft_verbs::{Access, RecvWr, SendWr, Sge, Wc, WcOpcode, WcStatus};
+use weft_wire::exs::{Agreed, Body, HEADER_LEN, HELLO_LEN, Hello, Imm, MAX_LEN, Message, Remote};
 
 use super::ends::Ends;
 use super::op::{End, Op, Target};
@@ -16,7 +16,13 @@ use crate::event::{Event, EventKind, Ready};
 use crate::late::Late;
 use crate::machine::policy::Policy;
 use crate::machine::{Endpoint, OpId, Stats, Violation};
-use crate::{Context, Error, Memory, Region};
+use crate::registered::{Domain, Registered};
+use crate::{Error, Memory, Region};
+
+/// Messages up to this many bytes are copied into their work request; longer ones are gathered from the program's memory.
+pub(super) const INLINE_MAX: usize = 1024;
+/// Elements of a work request.
+pub(super) const MAX_SGE: u32 = 32;
 
 /// Tags in the numbers of work requests.
 pub(super) const TAG_RECV: u64 = 1 << 63;
@@ -105,7 +111,7 @@ pub(super) enum Head {
     /// In this slot of [`Io::headers`].
     Slot(u32),
     /// In memory of this message alone, before its payload.
-    Own(#[expect(dead_code, reason = "kept until the message has gone")] Mr),
+    Own(#[expect(dead_code, reason = "kept until the message has gone")] Registered),
 }
 
 /// The state of the connection except the machine and the policy.
@@ -115,12 +121,15 @@ pub(super) struct Io {
     pub(super) ops: Slab<Op>,
     /// Number of sends among them.
     pub(super) sending: usize,
-    /// Control receives, `slot` bytes each.
+    /// The most pieces of a list that a request of the device can name.
+    pub(super) max_pieces: usize,
+    /// Control receives, `slot` bytes each, and all of them as the device knows them.
     pub(super) ctrl: Arc<Region>,
+    pub(super) ctrl_sge: Sge,
     pub(super) slot: usize,
-    pub(super) ring: Option<Mr>,
+    pub(super) ring: Option<Registered>,
     /// Headers of small messages that are too long to be copied, one in each slot.
-    pub(super) headers: Option<Mr>,
+    pub(super) headers: Option<Registered>,
     pub(super) free_headers: Vec<u32>,
     /// The slots in use, in the order of their work requests.
     pub(super) used_headers: VecDeque<Head>,
@@ -161,6 +170,23 @@ pub(super) struct Io {
     pub(super) hurry: bool,
     /// A blocking call has its result, and may sleep in [`Conn::wait_for`].
     pub(super) woken: bool,
+}
+
+/// The parameters that follow from both greetings.
+pub(crate) fn agree(hello: &Hello, private_data: &[u8]) -> Result<Agreed, Errno> {
+    let peer = private_data
+        .get(..HELLO_LEN)
+        .ok_or(Errno::PROTO)
+        .and_then(|bytes| {
+            Hello::parse(bytes).map_err(|error| {
+                tracing::debug!(%error, "the peer is no EXS socket");
+                Errno::PROTO
+            })
+        })?;
+    hello.agree(&peer).map_err(|mismatch| {
+        tracing::debug!(%mismatch, "the peer's socket does not fit");
+        Errno::PROTOTYPE
+    })
 }
 
 /// Pass a completion to the machine. An error ends the whole connection.
@@ -211,6 +237,15 @@ pub(super) fn completed(core: &mut Core, wc: &Wc) -> Result<(), Errno> {
     heard.map_err(broken)
 }
 
+/// The receive for this control buffer, of all those in `whole`.
+pub(super) fn control_receive(whole: Sge, slot: usize, buffer: u32) -> RecvWr {
+    RecvWr::new(TAG_RECV | u64::from(buffer)).sge(Sge {
+        addr: whole.addr + u64::from(buffer) * slot as u64,
+        len: slot as u32,
+        lkey: whole.lkey,
+    })
+}
+
 fn broken(violation: Violation) -> Errno {
     tracing::debug!(%violation, "the peer broke the protocol");
     Errno::PROTO
@@ -228,7 +263,8 @@ impl Io {
         target: Target,
         token: u64,
     ) -> Started {
-        Ok(self.ops.insert(Op::new(kind, memory, target, token)?))
+        let op = Op::new(kind, memory, target, token, self.max_pieces)?;
+        Ok(self.ops.insert(op))
     }
 
     pub(super) fn send_message(&mut self, message: &Message) {
@@ -241,7 +277,7 @@ impl Io {
     /// operation has ended, send only its credits, and return the credit that the message took.
     pub(super) fn advertise(
         &mut self,
-        context: &Context,
+        domain: &Domain,
         op: OpId,
         range: (u64, u32),
         access: Access,
@@ -251,7 +287,7 @@ impl Io {
         let body = match self.ops.get_mut(op) {
             Some(it) => {
                 let (off, len) = range;
-                let (addr, rkey) = it.open(context, off as usize, len as usize, access)?;
+                let (addr, rkey) = it.open(domain, off as usize, len as usize, access)?;
                 body(Remote { addr, rkey, len })
             }
             None => Body::Credit,
@@ -273,9 +309,8 @@ impl Io {
     }
 
     pub(super) fn repost(&mut self, buffer: u32) {
-        let sge = self.ctrl.mr.sge(buffer as usize * self.slot, self.slot);
         self.recvs
-            .push(RecvWr::new(TAG_RECV | u64::from(buffer)).sge(sge));
+            .push(control_receive(self.ctrl_sge, self.slot, buffer));
     }
 
     /// The error that refuses sends, if any.
@@ -362,8 +397,8 @@ impl Core {
     }
 
     /// Act on a new state: end operations and the connection, and report readiness. Returns true if the queue pair must be
-    /// closed now.
-    pub(super) fn look_around(&mut self) -> bool {
+    /// closed now. `delivered` says whether the peer has all that was sent.
+    pub(super) fn look_around(&mut self, delivered: impl Fn() -> bool) -> bool {
         let io = &mut self.io;
         if let Some(errno) = io.over
             && !io.ops.is_empty()
@@ -392,7 +427,8 @@ impl Core {
         let out = io.over.is_some() || self.machine.as_ref().is_none_or(Endpoint::is_shut);
         // A close also waits for the memory of sends, and for memory that the peer still uses.
         let untold: usize = io.ends.iter().map(Ends::len).sum();
-        let done = out && untold == 0 && (io.sending == 0 || io.over.is_some());
+        let sent = || io.sending == 0 && (!io.closing || delivered());
+        let done = out && untold == 0 && (io.over.is_some() || sent());
         if out && !io.shutting.is_empty() {
             let failed = io.over.filter(|errno| *errno != Errno::PIPE);
             for (kind, target, token) in std::mem::take(&mut io.shutting) {

@@ -74,7 +74,8 @@ impl Credits {
         self.owed >= self.due && self.available > 0
     }
 
-    fn spend(&mut self) -> u16 {
+    /// For a message whatever is left.
+    pub(super) fn spend(&mut self) -> u16 {
         self.available -= 1;
         let returned = u16::try_from(self.owed).unwrap_or(u16::MAX);
         self.owed -= u32::from(returned);

@@ -719,6 +719,15 @@ impl Endpoint {
         }
     }
 
+    /// A message that says nothing, for an end that must speak first. Only before the first [`poll`](Self::poll).
+    pub fn greet(&mut self) -> Message {
+        self.stats.credit_messages += 1;
+        Message {
+            credits: self.credits.spend(),
+            body: Body::Credit,
+        }
+    }
+
     /// The next action. `may_go_indirect`: a send without an advert may be sent through the peer's buffer or in
     /// a message now; false makes it wait for an advert.
     pub fn poll(&mut self, may_go_indirect: bool) -> Option<Action> {

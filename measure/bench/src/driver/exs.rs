@@ -7,7 +7,9 @@ use crate::error::{BenchError, Result, failed, stack};
 use crate::patience::PATIENCE;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
-use weft_exs::{Context, Event, EventKind, Memory, Queue, RecvFlags, Region, Sink, Socket, Wait};
+use weft_exs::{
+    Choice, Context, Event, EventKind, Memory, Queue, RecvFlags, Region, Sink, Socket, Wait,
+};
 use weft_verbs::{Device, LocalMode};
 
 /// Receives outstanding in a ping-pong.
@@ -55,7 +57,11 @@ impl SocketContexts {
                 .map_err(stack("make a key"))?;
         }
         let device = builder.open().map_err(stack("open the device"))?;
-        let context = Context::new(device).map_err(stack("make a context"))?;
+        let choice = match transport {
+            None => Choice::from_env(),
+            Some(_) => Choice::Soft,
+        };
+        let context = Context::with(device, choice).map_err(stack("make a context"))?;
         self.open.push((transport, context.clone()));
         Ok(context)
     }

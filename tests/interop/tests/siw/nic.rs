@@ -1,5 +1,7 @@
 //! `weft doctor` and its report on the kernel's siw and rxe.
 
+mod faults;
+
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,34 +14,47 @@ use super::{PING_PORT, STEP, Siw, siw};
 /// For every operation on a device, and the copy of the program; the guest is emulated.
 const LONG: Duration = Duration::from_mins(5);
 
-/// The program, as it was built beside this test.
-fn host_program() -> PathBuf {
+/// The program with this name, as it was built beside this test.
+fn beside(name: &str) -> PathBuf {
     // target/debug/deps/NAME
     let test = std::env::current_exe().expect("/proc");
     let folder = test.ancestors().nth(2).expect("a target folder");
-    folder.join("weft")
+    folder.join(name)
 }
 
-/// The program, without what only debuggers read.
-fn program(dir: &Path) -> PathBuf {
+fn host_program() -> PathBuf {
+    beside("weft")
+}
+
+/// What cargo prints of this command.
+fn cargo(args: &[&str]) -> String {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--locked", "-p", "weft"]);
-    assert!(cargo.status().expect("cargo runs").success(), "{cargo:?}");
-    let built = host_program();
-    let stripped = dir.join("weft");
+    let done = cargo.args(args).stderr(Stdio::inherit()).output();
+    let done = done.expect("cargo runs");
+    assert!(done.status.success(), "{cargo:?}");
+    String::from_utf8(done.stdout).unwrap()
+}
+
+/// Puts a program into /tmp of the guest, without what only debuggers read.
+fn put(siw: &mut Siw, program: &Path, name: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let stripped = dir.path().join(name);
     let mut strip = Command::new("strip");
-    strip.arg("-o").arg(&stripped).arg(built);
+    strip.arg("-o").arg(&stripped).arg(program);
     assert!(strip.status().expect("strip runs").success(), "{strip:?}");
-    stripped
+    // One that a failed test has left running cannot be written.
+    let gone = format!("killall {name} 2>/dev/null; rm -f /tmp/{name}");
+    siw.guest.must(&gone, STEP);
+    siw.guest.put(&stripped, &format!("/tmp/{name}"), LONG);
+    siw.guest.must(&format!("chmod +x /tmp/{name}"), STEP);
 }
 
 /// The guest with the program in /tmp, and rxe0 on the interface that siw0 is on.
 fn prepared(siw: &mut Siw) {
     siw.driver(&[]);
-    let dir = tempfile::tempdir().unwrap();
-    siw.guest.put(&program(dir.path()), "/tmp/weft", LONG);
-    let add =
-        "chmod +x /tmp/weft; rdma link | grep -q rxe0 || rdma link add rxe0 type rxe netdev eth0";
+    cargo(&["build", "--quiet", "--locked", "-p", "weft"]);
+    put(siw, &host_program(), "weft");
+    let add = "rdma link | grep -q rxe0 || rdma link add rxe0 type rxe netdev eth0";
     siw.guest.must(add, STEP);
 }
 
@@ -211,6 +226,85 @@ fn auto_takes_the_device_of_the_route() {
     siw.guest.must(back, STEP);
 }
 
+/// The test program of this package with this name.
+fn test_program(name: &str) -> PathBuf {
+    let build = [
+        "test",
+        "--quiet",
+        "--locked",
+        "-p",
+        "weft-interop",
+        "--no-run",
+    ];
+    let args = [&build[..], &["--message-format=json", "--test", name]].concat();
+    let built = cargo(&args);
+    let begin = "\"executable\":\"";
+    let lines = built.lines().filter_map(|line| line.split_once(begin));
+    let path = lines
+        .filter_map(|(_, rest)| rest.split('"').next())
+        .next_back();
+    path.expect("an executable").into()
+}
+
+#[test]
+fn the_objects_of_any_device_are_those_of_the_kernels_devices() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    put(&mut siw, &test_program("any"), "any");
+    let run = |siw: &mut Siw, device: &str| {
+        let line = format!("WEFT_TEST_RNIC={device}@{GUEST} /tmp/any --test-threads=1");
+        let done = siw.guest.run(&line, LONG);
+        say(&format!(
+            "objects of any device on {device}:\n{}",
+            done.text
+        ));
+        assert_eq!(done.status, 0, "{}", done.text);
+    };
+    // The last test of each removes it.
+    let removal = |siw: &mut Siw, device: &str| {
+        let line = format!("WEFT_TEST_RNIC={device}@{GUEST} /tmp/any --ignored");
+        let done = siw.guest.run(&line, LONG);
+        assert_eq!(done.status, 0, "{}", done.text);
+        assert!(done.text.contains("1 passed"), "{}", done.text);
+    };
+    siw.guest.must("rdma link del rxe0", STEP);
+    run(&mut siw, "siw0");
+    removal(&mut siw, "siw0");
+    siw.guest
+        .must("rdma link add rxe0 type rxe netdev eth0", STEP);
+    run(&mut siw, "rxe0");
+    removal(&mut siw, "rxe0");
+    siw.guest
+        .must("rdma link add siw0 type siw netdev eth0", STEP);
+}
+
+#[test]
+fn exs_runs_on_the_kernels_devices() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    put(&mut siw, &test_program("exs"), "exs");
+    let run = |siw: &mut Siw, device: &str, skip: &str| {
+        let line = format!("WEFT_TEST_RNIC={device}@{GUEST} /tmp/exs --test-threads=1 {skip}");
+        let done = siw.guest.run(&line, 2 * LONG);
+        say(&format!("EXS on {device}:\n{}", done.text));
+        assert_eq!(done.status, 0, "{}", done.text);
+    };
+    // Where both are on one interface, rdma_cm takes its address for siw0.
+    run(&mut siw, "siw0", "");
+    // The thread that notices ends disconnects while another one destroys the queue pair.
+    let ends = format!(
+        "for i in $(seq 60); do WEFT_TEST_RNIC=siw0@{GUEST} /tmp/exs --test-threads=1 --exact \
+         the_responder_may_speak_first the_end_of_the_peer_ends_the_operations >/tmp/said 2>&1 || exit 1; done"
+    );
+    let done = siw.guest.run(&in_a_shell(&ends), LONG);
+    assert_eq!(done.status, 0, "{}", siw.guest.must("cat /tmp/said", STEP));
+    siw.guest.must("rdma link del siw0", STEP);
+    // RoCE and iWARP do not meet.
+    run(&mut siw, "rxe0", "--skip=with_the_soft_rnic");
+    let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
+    siw.guest.must(back, STEP);
+}
+
 /// A program here; it does not outlive the test.
 struct OnHost(Child);
 
@@ -229,8 +323,11 @@ impl Drop for OnHost {
 
 /// The program here, on the soft RNIC; a listener says `listening on ADDRESS` first.
 fn on_the_host(args: &[&str]) -> (OnHost, impl Iterator<Item = String> + use<>) {
-    let mut weft = Command::new(host_program());
-    let mut child = weft.args(args).stdout(Stdio::piped()).spawn().unwrap();
+    started(Command::new(host_program()).args(args))
+}
+
+fn started(program: &mut Command) -> (OnHost, impl Iterator<Item = String> + use<>) {
+    let mut child = program.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     (OnHost(child), lines.map_while(Result::ok))
 }
@@ -317,6 +414,40 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
         LONG,
     );
     assert!(received.contains(sum), "{sum} is not in {received}");
+}
+
+/// 2000 messages of 16 KiB there and back, several at a time.
+#[test]
+fn extended_sockets_on_siw_and_on_the_soft_rnic_of_the_host_reach_each_other() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    siw.guest.must("rdma link del rxe0", STEP);
+    let build = ["build", "--quiet", "--locked", "-p", "weft-exs"];
+    cargo(&[&build[..], &["--example", "echo"]].concat());
+    let echo = beside("examples/echo");
+    put(&mut siw, &echo, "echo");
+
+    // The guest connects; the server goes on until it is ended.
+    let (_server, mut lines) = started(Command::new(&echo).args(["server", "127.0.0.1:0"]));
+    let client = format!(
+        "WEFT_DEVICE=siw0 /tmp/echo client {HOST}:{}",
+        port(&mut lines)
+    );
+    let said = siw.guest.must(&client, LONG);
+    assert!(said.contains("2000 messages of 16384 bytes"), "{said}");
+
+    // The host connects.
+    let listen = format!(
+        "cd /tmp; rm -f server; WEFT_DEVICE=siw0 ./echo server {GUEST}:{PING_PORT} >server & echo $! >/tmp/pid; cd /tmp; {}",
+        ready("server", "listening")
+    );
+    siw.guest.must(&listen, STEP);
+    let guest = format!("127.0.0.1:{}", siw.forwarded);
+    let (mut client, lines) = started(Command::new(&echo).args(["client", &guest]));
+    let said: Vec<_> = lines.collect();
+    assert!(client.ends_well(), "{said:?}");
+    assert!(said[0].contains("2000 messages of 16384 bytes"), "{said:?}");
+    siw.guest.must("kill $(cat /tmp/pid)", STEP);
 }
 
 #[test]

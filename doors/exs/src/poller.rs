@@ -1,4 +1,5 @@
-//! The thread that drives ordinary sockets with waiting operations. The process has one; the first such operation starts it.
+//! The thread that drives what the soft RNIC does not: ordinary sockets with waiting operations, and connections over an RNIC of the machine.
+//! The process has one; the first of them starts it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -12,7 +13,14 @@ use rustix::process::{Pid, getpid};
 use weft_sockets::lock::lock;
 use weft_verbs::PerProcess;
 
-use super::Plain;
+/// What waits for a descriptor or for a time.
+pub(crate) trait Watched: Send + Sync {
+    /// Called when an event of [`Poller::arm`] has happened.
+    fn on_ready(&self);
+
+    /// Called when a time of [`Poller::at`] has come.
+    fn on_time(&self) {}
+}
 
 /// Id of the thread's own descriptor.
 const WAKE: u64 = 0;
@@ -21,7 +29,7 @@ const BATCH: usize = 64;
 /// The kernel limits waits to an `int` of milliseconds; one wake-up an hour costs nothing.
 const LONGEST: Duration = Duration::from_hours(1);
 
-pub(super) struct Poller {
+pub(crate) struct Poller {
     /// The owner: a forked child inherits the same epoll instance and must not touch it.
     pid: Pid,
     epoll: OwnedFd,
@@ -31,13 +39,13 @@ pub(super) struct Poller {
 
 #[derive(Default)]
 struct Table {
-    sockets: HashMap<u64, Weak<Plain>>,
+    sockets: HashMap<u64, Weak<dyn Watched>>,
     timers: BTreeSet<(Instant, u64)>,
     last: u64,
 }
 
 impl Poller {
-    pub(super) fn get() -> Result<Arc<Poller>, Errno> {
+    pub(crate) fn get() -> Result<Arc<Poller>, Errno> {
         static POLLER: PerProcess<Poller> = PerProcess::new();
         POLLER.get(|| {
             let poller = Arc::new(Poller {
@@ -54,7 +62,7 @@ impl Poller {
             )?;
             let run = Arc::clone(&poller);
             std::thread::Builder::new()
-                .name("weft-exs-plain".into())
+                .name("weft-exs".into())
                 .spawn(move || run.run())
                 .map_err(|_| Errno::AGAIN)?;
             Ok(poller)
@@ -66,7 +74,7 @@ impl Poller {
     }
 
     /// Adds a socket, without events until [`Self::arm`]; returns its id.
-    pub(super) fn add(&self, fd: BorrowedFd<'_>, socket: Weak<Plain>) -> Result<u64, Errno> {
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>, socket: Weak<dyn Watched>) -> Result<u64, Errno> {
         let mut table = self.table();
         table.last += 1;
         let id = table.last;
@@ -80,8 +88,8 @@ impl Poller {
         Ok(id)
     }
 
-    /// Requests one call of [`Plain::on_ready`] when an event in `flags` happens.
-    pub(super) fn arm(
+    /// Requests one call of [`Watched::on_ready`] when an event in `flags` happens.
+    pub(crate) fn arm(
         &self,
         fd: BorrowedFd<'_>,
         id: u64,
@@ -95,8 +103,8 @@ impl Poller {
         )
     }
 
-    /// Requests one call of [`Plain::on_time`], not before `when`.
-    pub(super) fn at(&self, id: u64, when: Instant) {
+    /// Requests one call of [`Watched::on_time`], not before `when`.
+    pub(crate) fn at(&self, id: u64, when: Instant) {
         let mut table = self.table();
         let first = table.timers.first().is_none_or(|t| when < t.0);
         table.timers.insert((when, id));
@@ -108,7 +116,7 @@ impl Poller {
     }
 
     /// Removes a socket. The program may have other descriptors for it, so closing ours alone is not enough.
-    pub(super) fn remove(&self, fd: BorrowedFd<'_>, id: u64) {
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>, id: u64) {
         if self.pid != getpid() {
             return;
         }
@@ -116,7 +124,7 @@ impl Poller {
         self.table().sockets.remove(&id);
     }
 
-    fn socket(&self, id: u64) -> Option<Arc<Plain>> {
+    fn socket(&self, id: u64) -> Option<Arc<dyn Watched>> {
         self.table().sockets.get(&id).and_then(Weak::upgrade)
     }
 
@@ -159,7 +167,7 @@ impl Poller {
                 Ok(_) | Err(Errno::INTR) => {}
                 // This happens only if other code in the process has closed or replaced the descriptor.
                 Err(e) => {
-                    tracing::error!("ordinary sockets can no longer be waited for: {e}");
+                    tracing::error!("sockets can no longer be waited for: {e}");
                     return;
                 }
             }
