@@ -245,6 +245,9 @@ impl Conn {
                 conn.settle();
             }
         });
+        if !is_initiator {
+            self.link.wait_for_the_initiator();
+        }
         let ring = hello.ring.map_or(0, |ring| ring.len);
         self.with(|core| {
             core.io.immediate = agreed.immediate;
@@ -277,7 +280,7 @@ impl Conn {
             }));
             if let Some(machine) = core.machine.as_mut()
                 && is_initiator
-                && self.link.must_speak_first()
+                && !agreed.immediate
             {
                 core.io.send_message(&machine.greet());
             }

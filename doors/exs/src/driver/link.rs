@@ -234,10 +234,11 @@ impl Link {
         }
     }
 
-    /// True if the peer may have to wait for a message of this side before it can send: MPA lets the initiator speak first, and neither `rdma_cm` nor
-    /// every driver has RFC 6581's way around it.
-    pub(super) fn must_speak_first(&self) -> bool {
-        matches!(self, Link::Rnic(_))
+    /// Sends of a responder wait until the initiator has spoken, as MPA wants it. `siw` gives up a connection where they arrive with the reply.
+    pub(super) fn wait_for_the_initiator(&self) {
+        if let Link::Rnic(rnic) = self {
+            rnic.hold();
+        }
     }
 
     /// Bytes that the transport has moved, in both directions.

@@ -64,6 +64,8 @@ struct Sends {
     /// The slot of the next request.
     slot: usize,
     last: Last,
+    /// Until the peer's first message.
+    held: bool,
 }
 
 struct Posted {
@@ -118,6 +120,7 @@ impl Rnic {
                 waiting: VecDeque::new(),
                 slot: 0,
                 last: Last::None,
+                held: false,
             }),
             failed: AtomicBool::new(false),
             moved: Default::default(),
@@ -149,7 +152,8 @@ impl Rnic {
     }
 
     fn post_waiting(&self, sends: &mut Sends) -> Result<(), PostError> {
-        while sends.posted.len() < sends.depth
+        while !sends.held
+            && sends.posted.len() < sends.depth
             && let Some(wr) = sends.waiting.pop_front()
         {
             if let Err(error) = self.post(sends, wr) {
@@ -158,6 +162,10 @@ impl Rnic {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn hold(&self) {
+        lock(&self.sends).held = true;
     }
 
     fn post(&self, sends: &mut Sends, mut wr: SendWr) -> Result<(), PostError> {
@@ -248,6 +256,7 @@ impl Rnic {
             self.fail();
         }
         if wc.wr_id & TAG_RECV != 0 {
+            sends.held = false;
             if is_good {
                 received.fetch_add(u64::from(wc.byte_len), Ordering::Relaxed);
             }
