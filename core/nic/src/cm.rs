@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use weft_cverbs::Zeroed;
@@ -25,7 +25,7 @@ use crate::library::{CmCalls, Libraries};
 use crate::qp::{Qp, QpInit};
 
 use crate::life::{Calling, Handle, Kind, Life};
-use crate::watch::{End, Source, Watched, readable, without_blocking};
+use crate::watch::{End, Source, Watched, lock, readable, without_blocking};
 
 /// Where errors without a device come from.
 const CM: &str = "librdmacm";
@@ -47,6 +47,8 @@ pub(crate) struct Id {
     channel: *mut rdma_event_channel,
     /// That of its device, once it is known.
     life: OnceLock<Arc<Life>>,
+    /// Held by calls that use its queue pair, or destroy that: the watching thread disconnects while the program drops the queue pair.
+    using_qp: Mutex<()>,
 }
 
 // SAFETY: the library's calls may come from any thread.
@@ -151,6 +153,7 @@ impl Id {
             id,
             channel,
             life: OnceLock::new(),
+            using_qp: Mutex::default(),
         })
     }
 
@@ -174,6 +177,7 @@ impl Id {
                 id,
                 channel,
                 life: OnceLock::new(),
+                using_qp: Mutex::default(),
             }),
             Err(error) => {
                 // SAFETY: ours, once.
@@ -325,6 +329,7 @@ impl Source for Id {
             return;
         }
         let _calling = self.life.get().map(|life| life.calling());
+        let _using = lock(&self.using_qp);
         // SAFETY: an identifier that lives; its queue pair is not destroyed meanwhile.
         unsafe { (self.calls.rdma_disconnect)(self.id) };
     }
@@ -388,6 +393,7 @@ fn create_qp(id: &Arc<Id>, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
     status(answer).map_err(|errno| own.lacks_memory("rdma_create_qp", errno, init.memory()))?;
     let owner = Arc::clone(id);
     let destroy = move |_| {
+        let _using = lock(&owner.using_qp);
         // SAFETY: the identifier's own queue pair, once, and the identifier lives.
         unsafe { (owner.calls.rdma_destroy_qp)(owner.id) };
         0
