@@ -269,6 +269,10 @@ mod tests {
         assert!(bind(Errno::ADDRINUSE).ends_with("--bind ADDR:PORT"));
         assert!(bind(Errno::ACCESS).contains("1024"));
         assert!(bind(Errno::INVAL).contains("fe80::1%eth0"));
+        let locked =
+            "ibv_reg_mr: Cannot allocate memory (os error 12): raise the limit (`ulimit -l`)";
+        let locked = Failure::failed(locked).hint("look").to_string();
+        assert!(locked.ends_with("try: look"), "{locked}");
         let line = Failure::failed("\u{1b}[31mred\rname\n  second").to_string();
         assert_eq!(line, "\\u{1b}[31mred\\rname\n  second");
         let full = write_file(Path::new("/dev/full"), "text").unwrap_err();

@@ -47,8 +47,8 @@ pub(crate) struct Id {
     channel: *mut rdma_event_channel,
     /// That of its device, once it is known.
     life: OnceLock<Arc<Life>>,
-    /// `rdma_disconnect` uses the queue pair, and several threads call it: held there and while the queue pair is destroyed.
-    ending: Mutex<()>,
+    /// Held by calls that use its queue pair, or destroy that: the watching thread disconnects while the program drops the queue pair.
+    using_qp: Mutex<()>,
 }
 
 // SAFETY: the library's calls may come from any thread.
@@ -153,7 +153,7 @@ impl Id {
             id,
             channel,
             life: OnceLock::new(),
-            ending: Mutex::default(),
+            using_qp: Mutex::default(),
         })
     }
 
@@ -177,7 +177,7 @@ impl Id {
                 id,
                 channel,
                 life: OnceLock::new(),
-                ending: Mutex::default(),
+                using_qp: Mutex::default(),
             }),
             Err(error) => {
                 // SAFETY: ours, once.
@@ -329,7 +329,7 @@ impl Source for Id {
             return;
         }
         let _calling = self.life.get().map(|life| life.calling());
-        let _ending = lock(&self.ending);
+        let _using = lock(&self.using_qp);
         // SAFETY: an identifier that lives; its queue pair is not destroyed meanwhile.
         unsafe { (self.calls.rdma_disconnect)(self.id) };
     }
@@ -393,7 +393,7 @@ fn create_qp(id: &Arc<Id>, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
     status(answer).map_err(|errno| own.lacks_memory("rdma_create_qp", errno, init.memory()))?;
     let owner = Arc::clone(id);
     let destroy = move |_| {
-        let _ending = lock(&owner.ending);
+        let _using = lock(&owner.using_qp);
         // SAFETY: the identifier's own queue pair, once, and the identifier lives.
         unsafe { (owner.calls.rdma_destroy_qp)(owner.id) };
         0

@@ -39,7 +39,7 @@ pub use info::{Gid, GidKind, Info, Link, Port};
 pub use library::{FOLDER, Libraries};
 pub use life::PortChange;
 pub use memory::{Access, Mr, Named, Remote, Sge};
-pub use qp::{Ah, Data, Op, Path, Qp, QpInit, QpKind, Request, SendWr};
+pub use qp::{Ah, Data, LIST, Op, Path, Qp, QpInit, QpKind, Request, SendWr};
 pub use queue::{Cq, Wc};
 pub use srq::Srq;
 pub use watch::End;

@@ -381,6 +381,32 @@ pub struct Request<'a> {
     pub fence: bool,
 }
 
+/// Work requests that are posted with one call of the driver, at most.
+pub const LIST: usize = 16;
+
+impl Request<'_> {
+    /// In C's form; `inline` is the element of bytes that are copied.
+    fn raw(&self, inline: &mut Named) -> ibv_send_wr {
+        let mut wr = self.op.raw();
+        let elements = match self.data {
+            Data::Named(named) => named,
+            Data::Inline(bytes) => {
+                *inline = Named::new(bytes.as_ptr().addr() as u64, bytes.len() as u32, 0);
+                std::slice::from_ref(inline)
+            }
+        };
+        // A `Named` is an `ibv_sge` (`repr(transparent)`), and the call only reads the list.
+        wr.sg_list = elements.as_ptr().cast::<ibv_sge>().cast_mut();
+        wr.num_sge = elements.len() as c_int;
+        wr.wr_id = self.id;
+        wr.send_flags = flag(matches!(self.data, Data::Inline(_)), IBV_SEND_INLINE)
+            | flag(self.signaled, IBV_SEND_SIGNALED)
+            | flag(self.solicited, IBV_SEND_SOLICITED)
+            | flag(self.fence, IBV_SEND_FENCE);
+        wr
+    }
+}
+
 /// The bytes of a [`Request`].
 #[derive(Clone, Copy)]
 pub enum Data<'a> {
@@ -549,51 +575,70 @@ impl Qp {
         status(answer).map_err(|errno| context.failed("ibv_post_send", errno))
     }
 
-    /// Posts a request whose memory is named by keys, or whose bytes are copied by this call.
+    /// Posts requests whose memory is named by keys, or whose bytes are copied by this call: up to [`LIST`] with one call of the driver.
     ///
     /// # Errors
-    /// As `ibv_post_send`; `EINVAL` as in [`Qp::post_send`].
-    pub fn post(&self, request: &Request<'_>) -> Result<(), Error> {
-        let context = self.pd.context();
-        let of_rc = self.kind == QpKind::Rc && !matches!(request.op, Op::Datagram { .. });
-        let mut wr = request.op.raw();
-        let mut inline;
-        (wr.sg_list, wr.num_sge) = match request.data {
-            // A `Named` is an `ibv_sge` (`repr(transparent)`), and the call only reads the list.
-            Data::Named(named) => (
-                named.as_ptr().cast::<ibv_sge>().cast_mut(),
-                named.len() as c_int,
-            ),
-            Data::Inline(bytes) => {
-                inline = ibv_sge {
-                    addr: bytes.as_ptr().addr() as u64,
-                    length: bytes.len() as u32,
-                    lkey: 0,
-                };
-                (&raw mut inline, 1)
-            }
-        };
-        let is_inline = matches!(request.data, Data::Inline(_));
-        let fits = match request.data {
-            Data::Inline(bytes) => bytes.len() <= self.max_inline as usize,
-            Data::Named(_) => true,
-        };
-        if !of_rc || !fits {
-            let call = "ibv_post_send of an operation, or of inline data, that the queue pair does not take";
-            return Err(context.failed(call, libc::EINVAL));
+    /// As `ibv_post_send`; `EINVAL` as in [`Qp::post_send`]. With the index of the first request that was not posted.
+    pub fn post(&self, requests: &[Request<'_>]) -> Result<(), (usize, Error)> {
+        for (number, requests) in requests.chunks(LIST).enumerate() {
+            let posted = match requests {
+                // Without room for a list, which would have to be filled with zeros.
+                [_] => self.post_list::<1>(requests),
+                _ => self.post_list::<LIST>(requests),
+            };
+            posted.map_err(|(index, error)| (number * LIST + index, error))?;
         }
-        wr.wr_id = request.id;
-        wr.send_flags = flag(is_inline, IBV_SEND_INLINE)
-            | flag(request.signaled, IBV_SEND_SIGNALED)
-            | flag(request.solicited, IBV_SEND_SOLICITED)
-            | flag(request.fence, IBV_SEND_FENCE);
-        let mut bad = ptr::null_mut();
-        let call = context.ops().post_send;
-        let call = call.ok_or_else(|| context.failed("ibv_post_send", libc::EOPNOTSUPP))?;
-        let qp = &self.qp;
-        // SAFETY: the table's own call, a queue pair that lives, and a work request with its list. The driver reads only inline data, which are borrowed.
-        let answer = qp.with(|qp| unsafe { call(qp, &raw mut wr, &raw mut bad) })?;
-        status(answer).map_err(|errno| context.failed("ibv_post_send", errno))
+        Ok(())
+    }
+
+    fn post_list<const MOST: usize>(&self, requests: &[Request<'_>]) -> Result<(), (usize, Error)> {
+        let context = self.pd.context();
+        let mut wrs = [ibv_send_wr::zeroed(); MOST];
+        let mut inline = [Named::NONE; MOST];
+        // What comes before a request that is refused is posted.
+        let mut refused = None;
+        let mut count = 0;
+        for (request, inline) in requests.iter().zip(&mut inline) {
+            if let Some(why) = self.refuses(request) {
+                refused = Some((count, context.failed(why, libc::EINVAL)));
+                break;
+            }
+            wrs[count] = request.raw(inline);
+            count += 1;
+        }
+        if count > 0 {
+            let base = wrs.as_mut_ptr();
+            for at in 1..count {
+                // SAFETY: two of the list.
+                unsafe { (*base.add(at - 1)).next = base.add(at) };
+            }
+            let mut bad = ptr::null_mut();
+            let failed = |errno| context.failed("ibv_post_send", errno);
+            let call = context.ops().post_send;
+            let call = call.ok_or_else(|| (0, failed(libc::EOPNOTSUPP)))?;
+            let qp = &self.qp;
+            // SAFETY: the table's own call, a queue pair that lives, and work requests with their lists. The driver reads only inline data, which are borrowed.
+            let answer = qp.with(|qp| unsafe { call(qp, base, &raw mut bad) });
+            let answer = status(answer.map_err(|error| (0, error))?);
+            answer.map_err(|errno| {
+                let of = |wr: &ibv_send_wr| ptr::eq(wr, bad);
+                (wrs.iter().position(of).unwrap_or(0), failed(errno))
+            })?;
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// As [`Qp::check`].
+    fn refuses(&self, request: &Request<'_>) -> Option<&'static str> {
+        if self.kind != QpKind::Rc || matches!(request.op, Op::Datagram { .. }) {
+            return Some("ibv_post_send of an operation of another kind of queue pair");
+        }
+        match request.data {
+            Data::Inline(bytes) if bytes.len() > self.max_inline as usize => {
+                Some("ibv_post_send of more inline data than the queue pair takes")
+            }
+            _ => None,
+        }
     }
 
     /// Posts a receive into memory that is named by keys.

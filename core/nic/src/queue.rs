@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use weft_cverbs::{IBV_WC_SUCCESS, IBV_WC_WITH_IMM, Zeroed, ibv_cq, ibv_recv_wr, ibv_sge, ibv_wc};
+use weft_cverbs::{IBV_WC_SUCCESS, IBV_WC_WITH_IMM, ibv_cq, ibv_recv_wr, ibv_sge, ibv_wc};
 
 use crate::channel::Channel;
 use crate::context::Context;
@@ -154,18 +155,29 @@ impl Cq {
     /// # Errors
     /// As `ibv_poll_cq`.
     pub fn poll(&self, completions: &mut [Wc]) -> Result<usize, Error> {
+        self.poll_each(completions.len(), |at, wc| completions[at] = wc)
+    }
+
+    /// Takes up to `room` completions without waiting, and calls this with the place and each of them; returns their number.
+    ///
+    /// # Errors
+    /// As `ibv_poll_cq`.
+    #[inline]
+    pub fn poll_each(&self, room: usize, mut each: impl FnMut(usize, Wc)) -> Result<usize, Error> {
         const MOST: usize = 16;
-        let mut taken = [ibv_wc::zeroed(); MOST];
-        let room = completions.len().min(MOST);
+        let mut taken = [const { MaybeUninit::<ibv_wc>::uninit() }; MOST];
+        let room = room.min(MOST);
         let context = &self.0.context;
         let call = context.ops().poll_cq;
         let call = call.ok_or_else(|| context.failed("ibv_poll_cq", libc::EOPNOTSUPP))?;
         let cq = &self.0.cq;
+        let places = taken.as_mut_ptr().cast();
         // SAFETY: the table's own call, a queue that lives, and room for so many.
-        let count = cq.with(|cq| unsafe { call(cq, room as c_int, taken.as_mut_ptr()) })?;
+        let count = cq.with(|cq| unsafe { call(cq, room as c_int, places) })?;
         let count = usize::try_from(count).map_err(|_| context.failed("ibv_poll_cq", last()))?;
-        for (to, from) in completions.iter_mut().zip(&taken[..count]) {
-            *to = Wc::of(from);
+        for (at, wc) in taken[..count].iter().enumerate() {
+            // SAFETY: the call has filled in so many.
+            each(at, Wc::of(unsafe { wc.assume_init_ref() }));
         }
         Ok(count)
     }

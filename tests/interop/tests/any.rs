@@ -170,6 +170,30 @@ fn messages_and_one_sided_requests_arrive() {
 }
 
 #[test]
+fn a_list_of_requests_is_posted_up_to_the_one_that_is_refused() {
+    /// More than are posted to an RNIC at once.
+    const MANY: usize = 40;
+    both(|device| {
+        let (a, b) = pair(&device);
+        let write = |at: usize| {
+            a.mr.write(at, &[at as u8 + 1]).unwrap();
+            SendWr::write(at as u64, b.mr.remote(at)).sge(a.mr.sge(at, 1))
+        };
+        let mut list: Vec<_> = (0..MANY).map(write).collect();
+        list.push(SendWr::send(7).inline(b"the last").signaled());
+        list.push(SendWr::send(8).inline(&[0; 5000]));
+        list.push(SendWr::send(9).inline(b"never sent").signaled());
+        let refused = a.qp.post_send(&list).unwrap_err();
+        assert_eq!(refused.index, MANY + 1);
+        assert!(matches!(refused.reason, PostReason::InlineTooLong { .. }));
+        assert_eq!(a.completion().wr_id, 7);
+        assert_eq!(b.completion().byte_len, 8);
+        let wanted: Vec<_> = (1..=MANY as u8).collect();
+        assert_eq!(b.mr.to_vec(0, MANY).unwrap(), wanted);
+    });
+}
+
+#[test]
 fn the_end_is_told_once_and_flushes() {
     both(|device| {
         let (a, b) = pair(&device);

@@ -89,14 +89,22 @@ impl AsFd for CompChannel {
 }
 
 fn take(cq: &weft_nic::Cq, out: &mut [Wc], timeout: Option<Duration>) -> Result<usize, CqOverrun> {
+    match cq.poll_each(out.len(), |at, wc| out[at] = convert::wc(&wc)) {
+        Ok(0) if timeout != Some(Duration::ZERO) && !out.is_empty() => {}
+        Ok(count) => return Ok(count),
+        Err(error) => return Err(failed(&error)),
+    }
     let mut taken: [weft_nic::Wc; BATCH] = Default::default();
     let room = out.len().min(BATCH);
-    let count = cq.take(&mut taken[..room], timeout).map_err(|error| {
-        tracing::debug!(%error, "the completion queue of an RNIC has failed");
-        CqOverrun
-    })?;
+    let count = cq.take(&mut taken[..room], timeout);
+    let count = count.map_err(|error| failed(&error))?;
     for (to, from) in out.iter_mut().zip(&taken[..count]) {
         *to = convert::wc(from);
     }
     Ok(count)
+}
+
+fn failed(error: &weft_nic::Error) -> CqOverrun {
+    tracing::debug!(%error, "the completion queue of an RNIC has failed");
+    CqOverrun
 }

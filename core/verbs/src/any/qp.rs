@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock};
 
-use weft_nic::{Data, Request, cm::Connection};
+use smallvec::SmallVec;
+use weft_nic::{Data, LIST, Named, Request, cm::Connection};
 
 use super::convert::each;
 use super::cq::Cq;
@@ -181,7 +182,7 @@ impl Qp {
     pub fn post_send(&self, wrs: &[SendWr]) -> Result<(), PostError> {
         match &self.0 {
             Either::Soft(soft) => soft.qp.post_send(wrs),
-            Either::Rnic(rnic) => each(wrs, |wr| rnic.post_send(wr)),
+            Either::Rnic(rnic) => rnic.post_send(wrs),
         }
     }
 
@@ -193,7 +194,7 @@ impl Qp {
     pub fn post_send_one(&self, wr: SendWr) -> Result<(), PostError> {
         match &self.0 {
             Either::Soft(soft) => soft.qp.post_send_one(wr),
-            Either::Rnic(rnic) => each(&[wr], |wr| rnic.post_send(wr)),
+            Either::Rnic(rnic) => rnic.post_send(&[wr]),
         }
     }
 
@@ -304,15 +305,49 @@ impl Rnic {
         }
     }
 
-    fn post_send(&self, wr: &SendWr) -> Result<(), PostReason> {
+    fn post_send(&self, wrs: &[SendWr]) -> Result<(), PostError> {
         // Drivers answer a post before there is a connection with an error number of their own.
-        if self.connection.get().is_none() {
-            return Err(PostReason::State);
+        if self.connection.get().is_none() && !wrs.is_empty() {
+            let reason = PostReason::State;
+            return Err(PostError { index: 0, reason });
         }
+        for (number, wrs) in wrs.chunks(LIST).enumerate() {
+            let posted = self.post_list(wrs);
+            posted.map_err(|PostError { index, reason }| PostError {
+                index: number * LIST + index,
+                reason,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What comes before a request that is refused is posted.
+    fn post_list(&self, wrs: &[SendWr]) -> Result<(), PostError> {
+        let named: SmallVec<[_; 1]> = wrs.iter().map(|wr| convert::named(&wr.sges)).collect();
+        let mut requests: SmallVec<[_; 1]> = SmallVec::new();
+        let mut refused = None;
+        for (wr, named) in wrs.iter().zip(&named) {
+            match self.request(wr, named) {
+                Ok(request) => requests.push(request),
+                Err(reason) => {
+                    let index = requests.len();
+                    refused = Some(PostError { index, reason });
+                    break;
+                }
+            }
+        }
+        let posted = self.qp.post(&requests);
+        posted.map_err(|(index, e)| PostError {
+            index,
+            reason: convert::post_reason(&e),
+        })?;
+        refused.map_or(Ok(()), Err)
+    }
+
+    fn request<'a>(&self, wr: &'a SendWr, named: &'a [Named]) -> Result<Request<'a>, PostReason> {
         if wr.srq.is_some() {
             return Err(PostReason::Unsupported);
         }
-        let named;
         let data = match &wr.inline {
             Some(_) if !wr.sges.is_empty() => return Err(PostReason::Inline),
             Some(bytes) if bytes.len() > self.qp.max_inline() as usize => {
@@ -322,21 +357,16 @@ impl Rnic {
                 });
             }
             Some(bytes) => Data::Inline(bytes),
-            None => {
-                named = convert::named(&wr.sges);
-                Data::Named(&named)
-            }
+            None => Data::Named(named),
         };
-        let request = Request {
+        Ok(Request {
             id: wr.id,
             op: convert::op(wr.op)?,
             data,
             signaled: wr.signaled,
             solicited: wr.solicited,
             fence: wr.fence,
-        };
-        let posted = self.qp.post(&request);
-        posted.map_err(|e| convert::post_reason(&e))
+        })
     }
 
     fn post_recv(&self, wr: &RecvWr) -> Result<(), PostReason> {
