@@ -154,8 +154,10 @@ fn is_musl(file: BorrowedFd<'_>, segments: &[Segment]) -> io::Result<bool> {
 fn needs_asan(file: BorrowedFd<'_>, segments: &[Segment]) -> io::Result<bool> {
     const NAMES: [&[u8]; 2] = [b"libasan.", b"libclang_rt.asan"];
     const MOST: usize = 16;
+    const MOST_LIBRARIES: usize = 1024;
     let entries = dynamic(file, segments)?;
-    for needed in entries.iter().filter(|entry| entry.0 == NEEDED) {
+    let needed = entries.iter().filter(|entry| entry.0 == NEEDED);
+    for needed in needed.take(MOST_LIBRARIES) {
         let text = string(file, segments, &entries, needed.1, MOST)?.unwrap_or_default();
         if NAMES.iter().any(|name| text.starts_with(name)) {
             return Ok(true);
@@ -200,6 +202,7 @@ fn dynamic(file: BorrowedFd<'_>, segments: &[Segment]) -> io::Result<Vec<(u64, u
     let entries = table[..got].chunks_exact(DYNAMIC_ENTRY);
     Ok(entries
         .map(|entry| (long(entry, 0), long(entry, 8)))
+        .take_while(|entry| entry.0 != 0)
         .collect())
 }
 

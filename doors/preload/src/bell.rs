@@ -120,7 +120,10 @@ pub(crate) fn wait_in(chan: &Chan, fd: c_int, left: Option<u64>, has_some: bool)
             0 => return Heard::Late,
             1.. if list[0].revents == libc::POLLIN => return Heard::Alive,
             1.. if list[0].revents != 0 => return probe(bell),
-            1.. if follow_abort(fd, chan) => return Heard::End,
+            // Another thread may have found the end, and taken its error.
+            1.. if follow_abort(fd, chan) || chan.stream.is_closed(chan.peer()) => {
+                return Heard::End;
+            }
             // Both directions have ended in order, and the bell tells so.
             1.. => list[1].fd = -1,
             // The kernel does not restart the call by itself.

@@ -17,8 +17,9 @@ use weft_ring::checked;
 use weft_run::preload::without_ours;
 use weft_sys::elf::{self, Kind};
 
-use crate::handlers;
 use crate::iov::is_bad;
+use crate::work::LIBRARY;
+use crate::{handlers, signal};
 
 /// The kernel follows so many scripts to their interpreters.
 const SCRIPTS: u32 = 5;
@@ -53,6 +54,8 @@ impl ChildEnv {
     /// As the call that starts the program with the environment `given`.
     pub(crate) unsafe fn of(program: Program, given: *const *const c_char) -> ChildEnv {
         let errno = crate::errno();
+        // The `close` of the file is no place to be cancelled.
+        let _busy = signal::again(&LIBRARY);
         // SAFETY: the caller's promise.
         let changed = unsafe { changed(program, given) };
         crate::set_errno(errno);

@@ -119,12 +119,15 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
 /// As `ppoll(2)`.
 unsafe fn write_rest(limit: *mut timespec, call: impl FnOnce(*const timespec) -> c_long) -> c_long {
     const LEN: usize = size_of::<timespec>();
+    if limit.is_null() {
+        return call(limit);
+    }
     let mut time = clock::timespec(0);
     // SAFETY: a value of ours.
     let n = unsafe { checked::copy((&raw mut time).cast(), limit.cast(), LEN) };
     let is_time = time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
     // A time of 0 is left as it is, and others are the kernel's to refuse.
-    if limit.is_null() || n != LEN || !is_time || clock::nanoseconds_of(time) == 0 {
+    if n != LEN || !is_time || clock::nanoseconds_of(time) == 0 {
         return call(limit);
     }
     let began = clock::now();

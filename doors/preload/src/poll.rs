@@ -92,9 +92,6 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         if rx == Route::Ring {
             rx::take_bell_for_poll(chan);
         }
-        if tx == Route::Ring && one.events & OUT != 0 {
-            tx::fill_bell_for_poll(conn, chan);
-        }
         let is_over =
             chan.carrier == Carrier::Here && bell::is_cut(chan.bell()) && !chan.has_bytes();
         if is_over {
@@ -347,11 +344,33 @@ unsafe fn ask(
     }
 }
 
+/// Before a wait for room: a ring that a send has filled exactly is full as one that a send has found full, and has to be looked at during the wait.
+///
+/// # Safety
+/// `fds` are `n` entries.
+unsafe fn fill_full(fds: *const pollfd, n: nfds_t) {
+    if n == 0 || n > 1 << 20 || is_bad_list(fds, n as usize) {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let list = unsafe { std::slice::from_raw_parts(fds, n as usize) };
+    for one in list.iter().filter(|one| one.events & OUT != 0) {
+        let _busy = signal::begin();
+        if let Some((conn, inside)) = conn::enter(one.fd)
+            && let Some(chan) = conn.chan(&inside)
+            && chan.is_writable() == Some(false)
+        {
+            tx::fill_bell_for_poll(conn, chan);
+        }
+    }
+}
+
 /// # Safety
 /// As `poll(2)`.
 pub(crate) unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
+        fill_full(fds, n);
         patient(timeout, |timeout| {
             ask(fds, n, timeout != 0, |fds, n| next::poll(fds, n, timeout))
         })
@@ -379,6 +398,7 @@ pub(crate) unsafe fn ppoll(
     }
     // SAFETY: the caller's promise.
     unsafe {
+        fill_full(fds, n);
         patient_until(timeout, |timeout| {
             let may_wait = timeout
                 .as_ref()

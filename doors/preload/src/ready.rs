@@ -377,6 +377,9 @@ pub(crate) unsafe fn epoll_ctl(
             if done.is_ok() {
                 edges::register(conn, &mut reg, &big);
                 slow.regs.push(reg);
+            } else {
+                // One of its two descriptors may be in the set.
+                remove(&mut reg, chan);
             }
             done
         }

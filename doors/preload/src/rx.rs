@@ -562,6 +562,7 @@ fn go_on_over_tcp(
             return Step::Done(conn.reset(chan, Why::SideLost));
         }
         await_end(fd);
+        bell::follow_abort(fd, chan);
         bell::follow_death(fd, chan);
         if chan.carrier == Carrier::Here && kernel::unread(fd) > 0 {
             return Step::Done(conn.reset(chan, Why::Unseen));

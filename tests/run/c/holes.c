@@ -351,6 +351,22 @@ static void exact_fill(void)
 	check(recv(accepted, piece, sizeof piece, 0) > 0, "recv");
 }
 
+/* A wait for room without a limit that matters, behind sends that all found room: nobody reads. */
+static void exact_fill_waits(void)
+{
+	static char piece[1 << 16];
+	struct pollfd one;
+	int sent = 0;
+	connected(NULL, NULL);
+	warm();
+	fcntl(dialled, F_SETFL, O_NONBLOCK);
+	for (int i = 0; i < 4; i++)
+		sent += send(dialled, piece, sizeof piece, 0) == sizeof piece;
+	one = (struct pollfd){dialled, POLLOUT, 0};
+	int n = poll(&one, 1, 10000);
+	printf("%d sends, poll %d, %d\n", sent, n, one.revents);
+}
+
 static void pace(int fd)
 {
 	unsigned rate = 1000000;
@@ -420,6 +436,7 @@ static const struct {
 	{"an_epoll_set_with_two_names_keeps_its_connections", two_names},
 	{"waits_by_their_numbers_write_the_time_that_is_left", rests},
 	{"a_send_has_the_room_that_poll_announces", exact_fill},
+	{"a_wait_for_room_in_a_ring_that_is_exactly_full_ends", exact_fill_waits},
 	{"limits_of_the_rate_and_filters_hold", paced_and_filtered},
 };
 

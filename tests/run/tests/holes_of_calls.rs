@@ -13,5 +13,6 @@ weft_run_tests::as_on_tcp! { "holes":
     an_epoll_set_with_two_names_keeps_its_connections
     waits_by_their_numbers_write_the_time_that_is_left
     a_send_has_the_room_that_poll_announces
+    a_wait_for_room_in_a_ring_that_is_exactly_full_ends
     limits_of_the_rate_and_filters_hold
 }
