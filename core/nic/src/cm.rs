@@ -63,8 +63,6 @@ impl Drop for Id {
         if fork::is_child() {
             return;
         }
-        // It reads the context, which may be closed with its last identifier.
-        drop(self.life.take());
         // SAFETY: ours, once; every event was acknowledged, and the queue pair destroyed.
         unsafe {
             (self.calls.rdma_destroy_id)(self.id);
@@ -214,17 +212,8 @@ impl Id {
         Error::removed(self.device().as_deref().unwrap_or(CM))
     }
 
-    /// A child of fork would take the parent's events.
-    fn refuse_child(&self) -> Result<(), Error> {
-        if fork::is_child() {
-            return Err(fork::error(self.device().as_deref().unwrap_or(CM)));
-        }
-        Ok(())
-    }
-
-    /// Before a call that uses its queue pair, which takes `using_qp` then.
+    /// Before a call that uses its queue pair.
     fn enter(&self) -> Result<Option<Calling<'_>>, Error> {
-        self.refuse_child()?;
         self.life.get().map(|life| life.enter()).transpose()
     }
 
@@ -235,7 +224,6 @@ impl Id {
     /// The next event, at most until `end` (`None`: for ever).
     fn event(&self, end: Option<Instant>) -> Result<Option<Event>, Error> {
         loop {
-            self.refuse_child()?;
             if !readable(self.as_fd(), end).map_err(|e| self.failed("poll", e.raw_os_error()))? {
                 return Ok(None);
             }
@@ -247,15 +235,9 @@ impl Id {
 
     /// An event that is there already.
     fn try_event(&self) -> Result<Option<Event>, Error> {
-        self.refuse_child()?;
         let mut event = ptr::null_mut();
-        let answer = {
-            // The library modifies the queue pair for some events.
-            let _calling = self.life.get().map(|life| life.calling());
-            let _using = lock(&self.using_qp);
-            // SAFETY: a channel that lives, and a place for the answer; the queue pair is not destroyed meanwhile.
-            unsafe { (self.calls.rdma_get_cm_event)(self.channel, &raw mut event) }
-        };
+        // SAFETY: a channel that lives, and a place for the answer.
+        let answer = unsafe { (self.calls.rdma_get_cm_event)(self.channel, &raw mut event) };
         match status(answer) {
             Err(libc::EAGAIN | libc::EINTR) => return Ok(None),
             other => other.map_err(|errno| self.failed("rdma_get_cm_event", errno))?,
@@ -518,13 +500,11 @@ impl Outgoing {
     pub fn connect(&self, param: &Param<'_>, patience: Duration) -> Result<Connection, Error> {
         let (id, end) = (&self.0, Instant::now() + patience);
         let mut parameters = id.parameters(param)?;
-        let answer = {
-            let _calling = id.enter()?;
-            let _using = lock(&id.using_qp);
-            // SAFETY: an identifier that lives, and parameters; the queue pair is not destroyed meanwhile.
-            unsafe { (id.calls.rdma_connect)(id.id, &raw mut parameters) }
-        };
+        let calling = id.enter()?;
+        // SAFETY: an identifier that lives, and parameters.
+        let answer = unsafe { (id.calls.rdma_connect)(id.id, &raw mut parameters) };
         id.check("rdma_connect", answer)?;
+        drop(calling);
         let event = id.expect("rdma_connect", RDMA_CM_EVENT_ESTABLISHED, end)?;
         Connection::new(id, event.private_data)
     }
@@ -668,13 +648,11 @@ impl Incoming {
         let at_most = |asked: u8| param.reads.min(if asked == 0 { READS } else { asked });
         parameters.responder_resources = at_most(self.reads.0);
         parameters.initiator_depth = at_most(self.reads.1);
-        let answer = {
-            let _calling = id.enter()?;
-            let _using = lock(&id.using_qp);
-            // SAFETY: an identifier that lives, and parameters; the queue pair is not destroyed meanwhile.
-            unsafe { (id.calls.rdma_accept)(id.id, &raw mut parameters) }
-        };
+        let calling = id.enter()?;
+        // SAFETY: an identifier that lives, and parameters.
+        let answer = unsafe { (id.calls.rdma_accept)(id.id, &raw mut parameters) };
         id.check("rdma_accept", answer)?;
+        drop(calling);
         self.is_answered = true;
         let private_data = std::mem::take(&mut self.private_data);
         Connection::new(&self.id, private_data)

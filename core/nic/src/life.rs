@@ -123,34 +123,18 @@ impl Life {
         device: &str,
         monitor: impl FnOnce() -> Option<Arc<dyn Source>>,
     ) -> Result<Arc<Self>, Error> {
-        let mut lives = loop {
-            let mut lives = lock(&LIVES);
-            match lives.get_or_insert_default().get(&context.addr()) {
-                None => break lives,
-                Some(life) => {
-                    if let Some(life) = life.upgrade() {
-                        return Ok(life);
-                    }
-                }
-            }
-            // It is being dropped, and leaves the watching thread before this list.
-            drop(lives);
-            std::thread::yield_now();
-        };
+        let mut lives = lock(&LIVES);
+        let lives = lives.get_or_insert_default();
+        if let Some(life) = lives.get(&context.addr()).and_then(Weak::upgrade) {
+            return Ok(life);
+        }
         let life = Arc::new(Self::new(libraries, context, device, monitor())?);
-        let list = lives.get_or_insert_default();
-        list.insert(context.addr(), Arc::downgrade(&life));
-        let joined = life.join_watch();
-        drop(lives);
-        joined?;
+        lives.retain(|_, life| life.strong_count() > 0);
+        lives.insert(context.addr(), Arc::downgrade(&life));
+        without_blocking(life.events()).map_err(|e| life.failed("fcntl", e.raw_os_error()))?;
+        let look: Weak<dyn Look> = Arc::downgrade(&life) as Weak<dyn Look>;
+        let _ = life.key.set(watch()?.join(look, &life.watched())?);
         Ok(life)
-    }
-
-    fn join_watch(self: &Arc<Self>) -> Result<(), Error> {
-        without_blocking(self.events()).map_err(|e| self.failed("fcntl", e.raw_os_error()))?;
-        let look: Weak<dyn Look> = Arc::downgrade(self) as Weak<dyn Look>;
-        let _ = self.key.set(watch()?.join(look, &self.watched())?);
-        Ok(())
     }
 
     /// The descriptor of asynchronous events.
@@ -170,10 +154,6 @@ impl Life {
 
     /// Before a call that makes or uses objects, or asks the device.
     pub(crate) fn enter(&self) -> Result<Calling<'_>, Error> {
-        // Who holds the lock may be a thread of the parent.
-        if fork::is_child() {
-            return Err(fork::error(&self.device));
-        }
         let calling = self.calling();
         match self.over() {
             None => Ok(calling),
@@ -240,10 +220,6 @@ impl Life {
         let Ok(null) = std::fs::File::open("/dev/null") else {
             return;
         };
-        // A child of fork may hold the file too, which then stays in the set.
-        if let Ok(watch) = watch() {
-            watch.ignore(self.events());
-        }
         // SAFETY: a context that is open as long as this lives. Nobody uses the files any more: `enter` and `Handle::with` refuse.
         unsafe {
             for file in [(*self.context).async_fd, (*self.context).cmd_fd] {
@@ -316,15 +292,6 @@ impl Drop for Life {
         if let (Some(key), Ok(watch)) = (self.key.get(), watch()) {
             watch.leave(*key, &self.watched());
         }
-        if let Some(lives) = &mut *lock(&LIVES) {
-            let key = self.context.addr();
-            if lives
-                .get(&key)
-                .is_some_and(|life| ptr::eq(life.as_ptr(), self))
-            {
-                lives.remove(&key);
-            }
-        }
     }
 }
 
@@ -389,12 +356,8 @@ impl<T> Handle<T> {
     /// It is destroyed, because the device was removed; or this is a child of `fork`.
     #[inline]
     pub(crate) fn with<R>(&self, call: impl FnOnce(*mut T) -> R) -> Result<R, Error> {
-        // In a child, who holds the lock may be a thread of the parent.
-        if fork::is_child() {
-            return Err(self.over());
-        }
         let raw = self.slot.raw.lock();
-        if raw.is_null() {
+        if raw.is_null() || fork::is_child() {
             return Err(self.over());
         }
         Ok(call(*raw))

@@ -196,12 +196,7 @@ impl Hard {
                 // Another device's, where it listens on all; dropping it rejects it.
                 Ok(Some(incoming)) => match incoming.context() {
                     Ok(context) if context.name() == self.rnic.context.name() => {
-                        // A device that was removed and has come back has another context.
-                        let rnic = Rnic {
-                            context,
-                            ..self.rnic.clone()
-                        };
-                        return Ok(Some((rnic, incoming)));
+                        return Ok(Some((self.rnic.clone(), incoming)));
                     }
                     _ => {}
                 },

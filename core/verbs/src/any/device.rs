@@ -125,7 +125,7 @@ pub(super) struct Rnic {
     pub(super) local: Option<IpAddr>,
     pub(super) limits: Limits,
     pub(super) reads: u8,
-    pub(super) attr: DeviceAttr,
+    attr: DeviceAttr,
 }
 
 impl Rnic {
