@@ -296,7 +296,7 @@ fn exs_runs_on_the_kernels_devices() {
     run(&mut siw, "siw0", "");
     // The thread that notices ends disconnects while another one destroys the queue pair.
     let ends = format!(
-        "for i in $(seq 60); do WEFT_TEST_RNIC=siw0@{GUEST} /tmp/exs --test-threads=1 --exact \
+        "for i in $(seq 10); do WEFT_TEST_RNIC=siw0@{GUEST} /tmp/exs --test-threads=1 --exact \
          the_responder_may_speak_first the_end_of_the_peer_ends_the_operations >/tmp/said 2>&1 || exit 1; done"
     );
     let done = siw.guest.run(&in_a_shell(&ends), LONG);
