@@ -160,6 +160,11 @@ fn errno_in(what: &str) -> Option<Errno> {
     Some(Errno::from_raw_os_error(number))
 }
 
+/// The same, unless the text says what to do: an RNIC's error names the limit of locked memory, and the bytes that are needed.
+fn errno_without_remedy(what: &str) -> Option<Errno> {
+    errno_in(what).filter(|_| !what.contains("ulimit -l"))
+}
+
 /// What to do where the system lacks something, or a variable of the environment is wrong: that says more than what was tried.
 pub fn shortage(what: &str) -> Option<&'static str> {
     if what.ends_with("the address cannot be reached") {
@@ -171,11 +176,7 @@ pub fn shortage(what: &str) -> Option<&'static str> {
     {
         return Some(MEND);
     }
-    // An RNIC's error names the limit, and the bytes that are needed.
-    if what.contains("ulimit -l") {
-        return None;
-    }
-    Some(match errno_in(what)? {
+    Some(match errno_without_remedy(what)? {
         Errno::MFILE | Errno::NFILE => MORE_DESCRIPTORS,
         Errno::NOMEM => "memory is short, or limited (`ulimit -v`, the container's limit)",
         Errno::AGAIN => {
@@ -194,11 +195,7 @@ fn remedy(what: &str) -> Option<&'static str> {
     if let Some(known) = shortage(what) {
         return Some(known);
     }
-    // An RNIC's error names the limit, and the bytes that are needed.
-    if what.contains("ulimit -l") {
-        return None;
-    }
-    Some(match errno_in(what)? {
+    Some(match errno_without_remedy(what)? {
         Errno::ROFS => "the file system is read-only: name a place on another one",
         Errno::ADDRNOTAVAIL => {
             "the address is not this machine's: `ip address` lists those that are"

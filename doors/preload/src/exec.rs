@@ -110,8 +110,9 @@ extern "C-unwind" fn by_execle(words: Words) -> c_int {
     }
 }
 
-macro_rules! by_list {
-    ($($name:ident, $run:ident;)*) => {$(
+/// A function of the C library with arguments of any number: `called` gets those of registers.
+macro_rules! naked {
+    ($name:ident, $called:ident, x86_64: [$($x86_64:literal,)*], aarch64: [$($aarch64:literal,)*]) => {
         #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
         /// # Safety
         /// As the manual page says.
@@ -121,15 +122,7 @@ macro_rules! by_list {
         #[unsafe(naked)]
         #[allow(unreachable_pub, reason = "for the loader")]
         pub unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
-                "sub rsp, 8",
-                "push r9", "push r8", "push rcx", "push rdx", "push rsi", "push rdi",
-                "mov rdi, rsp",
-                "call {run}",
-                "add rsp, 56",
-                "ret",
-                run = sym $run,
-            )
+            std::arch::naked_asm!($($x86_64,)* called = sym $called)
         }
 
         #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
@@ -141,15 +134,30 @@ macro_rules! by_list {
         #[unsafe(naked)]
         #[allow(unreachable_pub, reason = "for the loader")]
         pub unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
+            std::arch::naked_asm!($($aarch64,)* called = sym $called)
+        }
+    };
+}
+
+macro_rules! by_list {
+    ($($name:ident, $run:ident;)*) => {$(
+        naked! { $name, $run,
+            x86_64: [
+                "sub rsp, 8",
+                "push r9", "push r8", "push rcx", "push rdx", "push rsi", "push rdi",
+                "mov rdi, rsp",
+                "call {called}",
+                "add rsp, 56",
+                "ret",
+            ],
+            aarch64: [
                 "stp x29, x30, [sp, #-80]!",
                 "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
                 "add x0, sp, #16",
-                "bl {run}",
+                "bl {called}",
                 "ldp x29, x30, [sp], #80",
                 "ret",
-                run = sym $run,
-            )
+            ]
         }
     )*};
 }
@@ -167,44 +175,23 @@ macro_rules! dprintfs {
             weft_sys::next::find($text)
         }
 
-        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
-        /// # Safety
-        /// As the manual page says.
-        // SAFETY: this library is there to have this name.
-        #[cfg(target_arch = "x86_64")]
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        #[allow(unreachable_pub, reason = "for the loader")]
-        pub unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
+        naked! { $name, $prepare,
+            x86_64: [
                 "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                "call {prepare}",
+                "call {called}",
                 "mov r11, rax",
                 "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
                 "jmp r11",
-                prepare = sym $prepare,
-            )
-        }
-
-        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
-        /// # Safety
-        /// As the manual page says.
-        // SAFETY: this library is there to have this name.
-        #[cfg(target_arch = "aarch64")]
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        #[allow(unreachable_pub, reason = "for the loader")]
-        pub unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
+            ],
+            aarch64: [
                 "stp x29, x30, [sp, #-80]!",
                 "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
-                "bl {prepare}",
+                "bl {called}",
                 "mov x16, x0",
                 "ldp x0, x1, [sp, #16]", "ldp x2, x3, [sp, #32]", "ldp x4, x5, [sp, #48]", "ldp x6, x7, [sp, #64]",
                 "ldp x29, x30, [sp], #80",
                 "br x16",
-                prepare = sym $prepare,
-            )
+            ]
         }
     )*};
 }

@@ -272,23 +272,6 @@ fn ask_for_all(slot: &'static Slot, big: Option<&Big>) -> bool {
     !held.is_empty()
 }
 
-/// Puts the kernel's events, from `from` on, together with those before that are of the same registration. Returns how many there are then.
-fn join(events: &mut [epoll_event], from: usize) -> usize {
-    let mut kept = from;
-    for at in from..events.len() {
-        let event = events[at];
-        let of = |event: &epoll_event| event.u64;
-        let same = events[..from].iter().position(|it| of(it) == of(&event));
-        if let Some(same) = same {
-            events[same].events |= event.events;
-        } else {
-            events[kept] = event;
-            kept += 1;
-        }
-    }
-    kept
-}
-
 /// Waits for a set by `call`, with a look at the rings of its late connections first. `call` gets the room for events, and true if it must not wait.
 ///
 /// # Safety
@@ -354,7 +337,7 @@ pub(crate) unsafe fn wait(
         if is_full && n <= 0 {
             return known as c_int;
         }
-        let all = join(&mut room[..kept + n.max(0) as usize], kept);
+        let all = sets::join(&mut room[..kept + n.max(0) as usize], kept);
         if all > 0 {
             return all as c_int;
         }

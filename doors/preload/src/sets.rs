@@ -104,6 +104,24 @@ pub(crate) unsafe fn merge(events: *mut epoll_event, n: c_int) -> c_int {
     merge_same(unsafe { std::slice::from_raw_parts_mut(events, n as usize) }) as c_int
 }
 
+/// Puts the events from `from` on, a second answer of the kernel, together with those before that are of the same registration: a level-triggered socket is in
+/// both, and a program that frees a connection at its event must not find it once more. Returns how many there are then.
+pub(crate) fn join(events: &mut [epoll_event], from: usize) -> usize {
+    let mut kept = from;
+    for at in from..events.len() {
+        let event = events[at];
+        let of = |event: &epoll_event| event.u64;
+        let same = events[..from].iter().position(|it| of(it) == of(&event));
+        if let Some(same) = same {
+            events[same].events |= event.events;
+        } else {
+            events[kept] = event;
+            kept += 1;
+        }
+    }
+    kept
+}
+
 /// Puts the events with the same data together. Returns how many are left.
 pub(crate) fn merge_same(events: &mut [epoll_event]) -> usize {
     let mut kept = 0;

@@ -101,23 +101,6 @@ fn in_ms(ns: Option<u64>) -> c_int {
     })
 }
 
-/// The number of events when those after the first `n`, a second answer of the kernel, are joined with the first ones: a level-triggered socket is in both, and a
-/// program that frees a connection at its event must not find it once more.
-fn joined(list: &mut [epoll_event], n: usize) -> usize {
-    let mut kept = n;
-    for at in n..list.len() {
-        let new = list[at];
-        let of = new.u64;
-        if let Some(old) = list[..n].iter().position(|old| old.u64 == of) {
-            list[old].events |= new.events;
-        } else {
-            list[kept] = new;
-            kept += 1;
-        }
-    }
-    kept
-}
-
 /// Waits by `call` for a time limit, in nanoseconds (`None`: without end), until there are events that the program may see, of which there is room for `most`.
 unsafe fn wait_for_events(
     set: c_int,
@@ -149,7 +132,7 @@ unsafe fn wait_for_events(
             unsafe {
                 let more = next::epoll_wait(set, events.add(left as usize), most - left, 0).max(0);
                 let list = std::slice::from_raw_parts_mut(events, (left + more) as usize);
-                return sets::merge(events, joined(list, left as usize) as c_int);
+                return sets::merge(events, sets::join(list, left as usize) as c_int);
             }
         }
     }

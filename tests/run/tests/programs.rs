@@ -421,7 +421,6 @@ fn an_end_that_comes_late_is_an_end() {
     weft().run(&line).good().says("end: b''");
 }
 
-/// The bytes left in the ring go back to TCP, in front of later ones.
 #[test]
 fn a_connection_that_the_kernel_ends_is_at_its_end() {
     if !have(&[PYTHON, ("ss", "iproute2")]) || !is_root() {
@@ -439,6 +438,7 @@ fn a_connection_that_the_kernel_ends_is_at_its_end() {
     assert_eq!(switched(&done.text), 12, "{}", done.show());
 }
 
+/// The bytes left in the ring go back to TCP, in front of later ones.
 #[test]
 fn a_program_that_is_executed_with_unread_bytes_gets_them() {
     if !have(&[PYTHON]) {
