@@ -29,7 +29,7 @@ weft_sys::interpose! {
 unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
     let [a, b, c, d, e, f] = args;
     let fd = a as c_int;
-    let _nothing_lent = privileges::before_call(number, a, b);
+    let _nothing_lent = privileges::before_call(number, [a, b, c]);
     // SAFETY: the caller's promise; the arguments are those of the call of that number.
     unsafe {
         match number {

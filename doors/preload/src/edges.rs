@@ -118,12 +118,6 @@ pub(crate) fn found_full(conn: &Conn) {
     }
 }
 
-/// Returns true if any registration is watched.
-#[inline]
-pub(crate) fn has_any() -> bool {
-    KNOWN.load(Relaxed) != 0
-}
-
 /// Returns true if an event, which is not of an end, has to be looked at.
 #[inline]
 pub(crate) fn is_suspect(events: u32) -> bool {

@@ -4,8 +4,8 @@
 
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, gid_t, iovec, mmsghdr,
-    msghdr, nfds_t, off_t, pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr, socklen_t,
-    ssize_t, timespec, timeval, uid_t,
+    msghdr, nfds_t, off_t, pid_t, pollfd, rlimit, sighandler_t, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval, uid_t,
 };
 
 weft_sys::next! {
@@ -120,5 +120,7 @@ weft_sys::next! {
     capset(head: *mut c_void, data: *const c_void) -> c_int;
     unshare(flags: c_int) -> c_int;
     setns(fd: c_int, kind: c_int) -> c_int;
+    setrlimit(resource: c_uint, new: *const rlimit) -> c_int;
+    prlimit(process: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
     prctl(op: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
 }

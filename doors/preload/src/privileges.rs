@@ -7,8 +7,9 @@
 //!
 //! Each call is as safe as its manual page says.
 
-use libc::{c_int, c_long, c_ulong, c_void, gid_t, uid_t};
+use libc::{c_int, c_long, c_uint, c_ulong, c_void, gid_t, pid_t, rlimit, uid_t};
 
+use weft_ring::checked;
 use weft_run::connection::Carrier;
 use weft_run::meet::Why;
 
@@ -70,6 +71,35 @@ fn before_unshare(flags: c_int) -> Option<Finishing> {
     (flags & libc::CLONE_NEWUSER != 0).then(change)
 }
 
+/// With fewer descriptors allowed the kernel refuses the lists by which this library waits (`poll(2)`: `EINVAL`).
+const FEWEST_DESCRIPTORS: u64 = 8;
+
+/// A limit of this process is about to be set.
+unsafe fn before_limit(resource: c_uint, new: *const rlimit) {
+    let mut limit = rlimit {
+        rlim_cur: u64::MAX,
+        rlim_max: 0,
+    };
+    if resource != libc::RLIMIT_NOFILE || new.is_null() {
+        return;
+    }
+    let errno = crate::errno();
+    // SAFETY: a value of ours. What is not mapped is the kernel's to refuse.
+    let n = unsafe { checked::copy((&raw mut limit).cast(), new.cast(), size_of::<rlimit>()) };
+    if n == size_of::<rlimit>() && limit.rlim_cur < FEWEST_DESCRIPTORS {
+        everything_back(Why::Descriptors);
+    }
+    crate::set_errno(errno);
+}
+
+/// The same for a limit of any process.
+unsafe fn before_limit_of(process: pid_t, resource: c_uint, new: *const rlimit) {
+    if process == 0 || process.cast_unsigned() == std::process::id() {
+        // SAFETY: the caller's promise.
+        unsafe { before_limit(resource, new) }
+    }
+}
+
 /// To be called before; nothing is lent while what it returns lives.
 fn change() -> Finishing {
     let errno = crate::errno();
@@ -113,8 +143,19 @@ fn sets_filter(op: c_long) -> bool {
 }
 
 /// The same for a system call that the program makes by its number.
-pub(crate) fn before_call(number: c_long, a: c_long, b: c_long) -> Option<Finishing> {
+pub(crate) fn before_call(number: c_long, [a, b, c]: [c_long; 3]) -> Option<Finishing> {
+    let limit = |word: c_long| std::ptr::with_exposed_provenance(word as usize);
     let is_one = match number {
+        // SAFETY: the program's promise.
+        libc::SYS_setrlimit => unsafe {
+            before_limit(a as c_uint, limit(b));
+            false
+        },
+        // SAFETY: as above.
+        libc::SYS_prlimit64 => unsafe {
+            before_limit_of(a as pid_t, b as c_uint, limit(c));
+            false
+        },
         libc::SYS_prctl => return before_prctl(a as c_int),
         libc::SYS_seccomp => return sets_filter(a).then(sandbox).flatten(),
         libc::SYS_unshare => return before_unshare(a as c_int),
@@ -168,6 +209,22 @@ weft_sys::interpose! {
     fn setns(fd: c_int, kind: c_int) -> c_int {
         let _nothing_lent = before_setns(kind);
         next::setns(fd, kind)
+    }
+
+    fn setrlimit(resource: c_uint, new: *const rlimit) -> c_int {
+        before_limit(resource, new);
+        next::setrlimit(resource, new)
+    }
+
+    fn setrlimit64(resource: c_uint, new: *const rlimit) -> c_int { setrlimit(resource, new) }
+
+    fn prlimit(process: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
+        before_limit_of(process, resource, new);
+        next::prlimit(process, resource, new, old)
+    }
+
+    fn prlimit64(process: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
+        prlimit(process, resource, new, old)
     }
 
     fn prctl(op: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {

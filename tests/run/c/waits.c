@@ -5,7 +5,9 @@
 #include <poll.h>
 #include <pthread.h>
 #include <time.h>
+#include <sys/resource.h>
 #include <sys/select.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 
 static void limit(int s, int name, int ms)
@@ -163,6 +165,137 @@ static int what_failures_leave(void)
 	return 0;
 }
 
+// The limit of descriptors is `most`, set by this process or by its child, whom no library sees.
+static void few(int most, int by_child)
+{
+	struct rlimit few = {most, most};
+	pid_t parent = getpid();
+
+	if (!by_child) {
+		if (setrlimit(RLIMIT_NOFILE, &few))
+			exit(fail("setrlimit", most));
+		return;
+	}
+	pid_t other = fork();
+	if (other == 0)
+		_exit(syscall(SYS_prlimit64, parent, RLIMIT_NOFILE, &few, 0) != 0);
+	waitpid(other, 0, 0);
+}
+
+// A process that may have no more descriptors waits for bytes as before, for room too.
+static int waits_of_few_descriptors(int most, int by_child)
+{
+	static char bytes[4 << 20];
+	struct timespec used;
+	int s = halves();
+	char b[4];
+
+	if (!child) {
+		nap(400);
+		send(s, "ab", 2, 0);
+		nap(400);
+		for (size_t got = 0; got < sizeof bytes;) {
+			ssize_t n = recv(s, bytes, 50000, 0);
+			if (n <= 0)
+				exit(fail("bytes", got));
+			got += n;
+			nap(1);
+		}
+		nap(400);
+		send(s, "cd", 2, 0);
+		exit(0);
+	}
+	few(most, by_child);
+	printf("%zd\n", recv(s, b, sizeof b, 0));
+	printf("%zd\n", send(s, bytes, sizeof bytes, 0));
+	printf("%zd\n", recv(s, b, sizeof b, 0));
+	printf("%zd\n", recv(s, b, sizeof b, 0));
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+	printf("%s\n", used.tv_sec == 0 && used.tv_nsec < 400000000 ? "slept" : "did not sleep");
+	return child_failed();
+}
+
+static int waits_without_descriptors(void)
+{
+	return waits_of_few_descriptors(0, 0);
+}
+
+static int waits_without_descriptors_by_another(void)
+{
+	return waits_of_few_descriptors(1, 1);
+}
+
+// One of two sockets that know each other; the other process has the other one.
+static int datagram_half(int pipe_between)
+{
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof a;
+	int s = socket(AF_INET, SOCK_DGRAM, 0);
+
+	if (bind(s, (void *)&a, len) || getsockname(s, (void *)&a, &len) || write(pipe_between, &a, len) != len)
+		exit(fail("bind", 0));
+	if (read(pipe_between, &a, len) != len || connect(s, (void *)&a, len))
+		exit(fail("connect", 0));
+	return s;
+}
+
+static int datagrams_without_descriptors_by(int by_child)
+{
+	int between[2], s;
+	char b[4];
+
+	socketpair(AF_UNIX, SOCK_STREAM, 0, between);
+	child = fork();
+	s = datagram_half(between[!child]);
+	for (int i = 0; i < 20; i++) {
+		if (child)
+			send(s, "ping", 4, 0);
+		recv(s, b, 4, 0);
+		if (!child)
+			send(s, "pong", 4, 0);
+	}
+	if (!child) {
+		nap(400);
+		send(s, "ab", 2, 0);
+		exit(0);
+	}
+	few(1, by_child);
+	printf("%zd\n", recv(s, b, 4, 0));
+	return child_failed();
+}
+
+static int datagrams_without_descriptors(void)
+{
+	return datagrams_without_descriptors_by(0);
+}
+
+static int datagrams_without_descriptors_by_another(void)
+{
+	return datagrams_without_descriptors_by(1);
+}
+
+// There are as many descriptors as the list of poll has, and the numbers below the limit are all taken.
+static int poll_of_all_descriptors(void)
+{
+	struct pollfd list[16] = {0};
+	int s = halves(), n;
+
+	if (!child) {
+		nap(300);
+		send(s, "ab", 2, 0);
+		exit(0);
+	}
+	while ((n = dup(0)) >= 0 && n < 15)
+		;
+	close(n);
+	few(n, 0);
+	for (int i = 0; i < n; i++)
+		list[i] = (struct pollfd){i == s ? s : -1, POLLIN, 0};
+	int rc = poll(list, n, 5000);
+	printf("%d %d %x\n", n, rc, list[s].revents);
+	return child_failed();
+}
+
 static const struct test TESTS[] = {
 	{"limit_of_a_send", limit_of_a_send},
 	{"limit_of_a_receive", limit_of_a_receive},
@@ -170,6 +303,11 @@ static const struct test TESTS[] = {
 	{"poll_tells_of_a_kill", poll_tells_of_a_kill},
 	{"select_for_exceptions", select_for_exceptions},
 	{"what_failures_leave", what_failures_leave},
+	{"waits_without_descriptors", waits_without_descriptors},
+	{"waits_without_descriptors_by_another", waits_without_descriptors_by_another},
+	{"datagrams_without_descriptors", datagrams_without_descriptors},
+	{"datagrams_without_descriptors_by_another", datagrams_without_descriptors_by_another},
+	{"poll_of_all_descriptors", poll_of_all_descriptors},
 };
 
 int main(int argc, char **argv)
