@@ -16,7 +16,7 @@
 //! - `direction`, `lend`, `fetch`, `stalled_ring`: each direction onto its ring and back; large sends from the program's memory
 //! - `hosts`, `link`: how a connection comes to a channel
 //! - `rx`, `return_to_tcp`, `tx`, `poll`: the ways of bytes, back to TCP too, and waiting for them
-//! - `io`, `fd`, `sock`, `process`, `child_env`, `exec`, `privileges`, `clone`, `direct`: the C library's names, for every kind of descriptor
+//! - `io`, `fd`, `sock`, `spawn`, `process`, `child_env`, `exec`, `privileges`, `clone`, `direct`: the C library's names, for every kind of descriptor
 //!
 //! # Safety
 //!
@@ -70,6 +70,7 @@ mod sets;
 mod settings;
 mod signal;
 mod sock;
+mod spawn;
 mod stalled_ring;
 mod state;
 mod table;

@@ -76,6 +76,10 @@ weft_sys::next! {
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int;
+    posix_spawn_file_actions_init(actions: *mut c_void) -> c_int;
+    posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int;
+    posix_spawn_file_actions_addchdir_np(actions: *mut c_void, to: *const c_char) -> c_int;
+    posix_spawn_file_actions_addfchdir_np(actions: *mut c_void, to: c_int) -> c_int;
     system(command: *const c_char) -> c_int;
     popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
     fork() -> pid_t;
