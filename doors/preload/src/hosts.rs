@@ -366,6 +366,11 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
             ended.push(conn);
         }
     });
+    if ended.is_empty() {
+        return n;
+    }
+    let mut told: Vec<u64> = list.iter().map(|event| event.u64).collect();
+    told.sort_unstable();
     let (mut moved, mut unread) = (Vec::new(), Vec::new());
     for conn in ended {
         let inside = conn.enter();
@@ -384,22 +389,24 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
         }
         let big = big();
         for reg in &mut conn.slow(&big).regs {
-            if watches.contains(&reg.data) && list.iter().any(|event| event.u64 == reg.data) {
+            if watches.contains(&reg.data) && told.binary_search(&reg.data).is_ok() {
                 // It has fired, and its event is not told to the program: the kernel reports it anew.
                 let _ = apply(reg, chan, reg.set == set, false);
             }
         }
         moved.extend(watches);
     }
+    moved.sort_unstable();
+    unread.sort_unstable();
     let mut kept = 0;
     for at in 0..list.len() {
         let mut event = list[at];
         let of = event.u64;
-        if moved.contains(&of) {
+        if moved.binary_search(&of).is_ok() {
             continue;
         }
         let rest = event.events & !(ready::END | libc::EPOLLRDHUP as u32);
-        if rest != 0 && unread.contains(&of) {
+        if rest != 0 && unread.binary_search(&of).is_ok() {
             event.events = rest;
         }
         list[kept] = event;

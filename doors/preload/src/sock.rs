@@ -104,11 +104,13 @@ unsafe fn wait_for_events(
             begun = clock::now();
         }
         // SAFETY: the caller's promise; `call` has written as many events as it returns.
-        let (n, left) = unsafe {
+        let (left, is_changed) = unsafe {
             let n = sets::merge(events, call(left_ns));
-            (n, ready::settle(set, events, hosts::settle(set, events, n)))
+            let of_hosts = hosts::settle(set, events, n);
+            let (left, is_changed) = ready::settle(set, events, of_hosts);
+            (left, is_changed || of_hosts != n)
         };
-        if n <= 0 || left == n {
+        if left < 0 || !is_changed {
             return left;
         }
         left_ns = limit.map(|limit| match begun {

@@ -7,6 +7,7 @@
 pub mod addr;
 pub mod connection;
 pub mod dgram;
+pub mod events;
 pub mod gate;
 pub mod hosts;
 pub mod ledger;
