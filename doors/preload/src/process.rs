@@ -241,6 +241,7 @@ pub(crate) fn before_exec() -> Exec {
             counted_out,
         };
     }
+    dgram::fork::at_end();
     conn::each(|_, conn| {
         let inside = conn.enter();
         let stays = staying.contains(&std::ptr::from_ref(conn));
@@ -285,6 +286,7 @@ pub(crate) fn end() {
         return;
     }
     lend::finish_for_good();
+    dgram::fork::at_end();
     fd::leave_all();
 }
 
