@@ -10,6 +10,7 @@ pub mod dgram;
 pub mod events;
 pub mod gate;
 pub mod hosts;
+pub mod idle;
 pub mod ledger;
 pub mod lend;
 pub mod meet;
