@@ -69,6 +69,9 @@ pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &Big) {
         let taken = is_taken(&slow.regs, set, fd);
         let reg = &mut slow.regs[at];
         if number(set) == reg.number {
+            if chan.carrier != Carrier::Here {
+                edges::know(conn, reg, big);
+            }
             let _ = apply(reg, chan, false, taken);
         } else {
             forget(reg);
