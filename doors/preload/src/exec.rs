@@ -11,6 +11,7 @@ use libc::{c_char, c_int, c_void, pid_t};
 use std::path::Path;
 
 use crate::child_env::{self, ChildEnv, Program};
+use crate::hidden::LIMIT;
 use crate::io::writes_by_stdio;
 use crate::process::{before_exec, before_spawn};
 use crate::{next, spawn};
@@ -50,12 +51,14 @@ weft_sys::interpose! {
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
         before_spawn();
         let env = ChildEnv::of(Program::At(path), &spawn::folder(actions), envp);
+        let _own_limit = LIMIT.lock_once();
         next::posix_spawn(pid, path, actions, attr, argv, env.list())
     }
 
     fn posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
         before_spawn();
         let env = ChildEnv::of(Program::Named(path), &spawn::folder(actions), envp);
+        let _own_limit = LIMIT.lock_once();
         next::posix_spawnp(pid, path, actions, attr, argv, env.list())
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn descriptor_limits() -> (u64, u64) {
         rlim_max: 0,
     };
     // SAFETY: writes the limit.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    unsafe { next::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     (limit.rlim_cur, limit.rlim_max)
 }
 

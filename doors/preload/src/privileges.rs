@@ -17,7 +17,8 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn};
 use crate::lend::{Finishing, finish};
 use crate::{
-    dgram, fd, fetch, handlers, kernel, next, process, return_to_tcp, settings, signal, table,
+    dgram, fd, fetch, handlers, hidden, kernel, next, process, return_to_tcp, settings, signal,
+    table,
 };
 
 /// Moves every socket back to the kernel for good, because the library does not see what the process does from now on, or may not do what it does.
@@ -143,19 +144,8 @@ fn sets_filter(op: c_long) -> bool {
 }
 
 /// The same for a system call that the program makes by its number.
-pub(crate) fn before_call(number: c_long, [a, b, c]: [c_long; 3]) -> Option<Finishing> {
-    let limit = |word: c_long| std::ptr::with_exposed_provenance(word as usize);
+pub(crate) fn before_call(number: c_long, a: c_long, b: c_long) -> Option<Finishing> {
     let is_one = match number {
-        // SAFETY: the program's promise.
-        libc::SYS_setrlimit => unsafe {
-            before_limit(a as c_uint, limit(b));
-            false
-        },
-        // SAFETY: as above.
-        libc::SYS_prlimit64 => unsafe {
-            before_limit_of(a as pid_t, b as c_uint, limit(c));
-            false
-        },
         libc::SYS_prctl => return before_prctl(a as c_int),
         libc::SYS_seccomp => return sets_filter(a).then(sandbox).flatten(),
         libc::SYS_unshare => return before_unshare(a as c_int),
@@ -211,8 +201,16 @@ weft_sys::interpose! {
         next::setns(fd, kind)
     }
 
+    fn getrlimit(resource: c_uint, old: *mut rlimit) -> c_int {
+        let _own = hidden::LIMIT.lock_once();
+        next::getrlimit(resource, old)
+    }
+
+    fn getrlimit64(resource: c_uint, old: *mut rlimit) -> c_int { getrlimit(resource, old) }
+
     fn setrlimit(resource: c_uint, new: *const rlimit) -> c_int {
         before_limit(resource, new);
+        let _own = hidden::LIMIT.lock_once();
         next::setrlimit(resource, new)
     }
 
@@ -220,6 +218,7 @@ weft_sys::interpose! {
 
     fn prlimit(process: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
         before_limit_of(process, resource, new);
+        let _own = hidden::LIMIT.lock_once();
         next::prlimit(process, resource, new, old)
     }
 

@@ -209,11 +209,14 @@ pub(crate) fn watch_forks() {
 /// An exec under way: what it undoes if the exec fails.
 pub(crate) struct Exec {
     _nothing_lent: lend::Finishing,
+    /// The new program gets the limits of now.
+    own_limit: Option<Held<()>>,
     counted_out: Vec<&'static Conn>,
 }
 
 impl Drop for Exec {
     fn drop(&mut self) {
+        self.own_limit = None;
         for conn in &self.counted_out {
             let inside = conn.enter();
             fd::count_in_again(conn, conn.chan(&inside));
@@ -238,6 +241,7 @@ pub(crate) fn before_exec() -> Exec {
     if is_beside() {
         return Exec {
             _nothing_lent: nothing_lent,
+            own_limit: None,
             counted_out,
         };
     }
@@ -251,6 +255,7 @@ pub(crate) fn before_exec() -> Exec {
     });
     Exec {
         _nothing_lent: nothing_lent,
+        own_limit: hidden::LIMIT.lock_once(),
         counted_out,
     }
 }
@@ -333,6 +338,7 @@ weft_sys::interpose! {
 
     fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
         before_spawn();
+        let _own_limit = hidden::LIMIT.lock_once();
         next::popen(command, mode)
     }
 
