@@ -218,13 +218,13 @@ impl Chan {
     /// Bytes in the ring, and lent, that TCP would have kept in the sender's buffer: what the receiver's buffer has no room for.
     pub(crate) fn not_taken(&self) -> c_int {
         let (stream, side) = (&self.stream, self.side());
-        let room = stream.room(self.role, side.tail.load(Relaxed)).ok();
-        let Some(room) = room.filter(|_| side.tx_state.load(SeqCst) == Route::Ring) else {
+        let Ok(room) = stream.room(self.role, side.tail.load(Relaxed)) else {
             return 0;
         };
-        let lent = self
-            .lent
-            .bytes_under_way(stream.completed_sources(self.role));
+        let lent = match side.tx_state.load(SeqCst) {
+            Route::Ring => (self.lent).bytes_under_way(stream.completed_sources(self.role)),
+            _ => 0,
+        };
         let all = (stream.capacity() - room) as u64 + lent;
         c_int::try_from(all.saturating_sub(RECEIVE_BUFFER)).unwrap_or(c_int::MAX)
     }

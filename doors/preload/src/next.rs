@@ -124,6 +124,7 @@ weft_sys::next! {
     capset(head: *mut c_void, data: *const c_void) -> c_int;
     unshare(flags: c_int) -> c_int;
     setns(fd: c_int, kind: c_int) -> c_int;
+    getdtablesize() -> c_int;
     getrlimit(resource: c_uint, old: *mut rlimit) -> c_int;
     setrlimit(resource: c_uint, new: *const rlimit) -> c_int;
     prlimit(process: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;

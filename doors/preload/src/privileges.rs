@@ -206,6 +206,11 @@ weft_sys::interpose! {
         next::getrlimit(resource, old)
     }
 
+    fn getdtablesize() -> c_int {
+        let _own = hidden::LIMIT.lock_once();
+        next::getdtablesize()
+    }
+
     fn getrlimit64(resource: c_uint, old: *mut rlimit) -> c_int { getrlimit(resource, old) }
 
     fn setrlimit(resource: c_uint, new: *const rlimit) -> c_int {
