@@ -2,9 +2,11 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 
 /// Sizes in ELF64.
@@ -54,6 +56,39 @@ struct Segment {
     len: u64,
 }
 
+/// The kernel follows so many scripts to their interpreters.
+const SCRIPTS: u32 = 5;
+
+/// Opens a program's file. `None`: it is no regular file, or cannot be read. What else has the name is left alone.
+pub fn open(path: &Path) -> Option<OwnedFd> {
+    let about = statat(CWD, path, AtFlags::empty()).ok()?;
+    if FileType::from_raw_mode(about.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    openat(CWD, path, flags, Mode::empty()).ok()
+}
+
+/// The last interpreter that a script leads to, which may be a script itself: the program that is executed, which is not looked for. `folder`: where relative
+/// paths begin, if it is not where this process is. `None`: the file is no script, or there are more steps than the kernel takes.
+pub fn interpreter(file: impl AsFd, folder: &Path) -> Option<PathBuf> {
+    let mut last = None;
+    let mut now = kind(file).ok()?;
+    for _ in 0..=SCRIPTS {
+        let Kind::Script(path) = now else {
+            return last;
+        };
+        let path = folder.join(path);
+        let next = open(&path).and_then(|file| kind(&file).ok());
+        last = Some(path);
+        match next {
+            Some(next) => now = next,
+            None => return last,
+        }
+    }
+    None
+}
+
 /// Looks at a program.
 ///
 /// # Errors
@@ -64,7 +99,7 @@ pub fn kind(file: impl AsFd) -> io::Result<Kind> {
     let got = read(file, &mut start, 0)?;
     let start = &start[..got];
     if let Some(line) = start.strip_prefix(b"#!") {
-        return Ok(interpreter(line).map_or(Kind::Other, Kind::Script));
+        return Ok(first_word(line).map_or(Kind::Other, Kind::Script));
     }
     if !start.starts_with(b"\x7fELF") || start.len() < HEADER {
         return Ok(Kind::Other);
@@ -166,7 +201,7 @@ fn needs_asan(file: BorrowedFd<'_>, segments: &[Segment]) -> io::Result<bool> {
     Ok(false)
 }
 
-fn interpreter(line: &[u8]) -> Option<OsString> {
+fn first_word(line: &[u8]) -> Option<OsString> {
     let line = line.split(|&b| b == b'\n').next()?;
     let name = line
         .split(u8::is_ascii_whitespace)
@@ -280,7 +315,7 @@ mod tests {
     use std::fs::File;
     use std::io::Write;
 
-    use rustix::fs::{MemfdFlags, memfd_create};
+    use rustix::fs::{MemfdFlags, memfd_create, mknodat};
 
     fn file(bytes: &[u8]) -> File {
         let mut file = File::from(memfd_create("program", MemfdFlags::CLOEXEC).unwrap());
@@ -417,5 +452,34 @@ mod tests {
     fn this_program_is_dynamic() {
         let file = File::open("/proc/self/exe").unwrap();
         assert!(matches!(kind(&file).unwrap(), Kind::Dynamic { .. }));
+    }
+
+    #[test]
+    fn scripts_lead_to_the_program_that_is_executed() {
+        let dir = std::env::temp_dir().join(format!("weft-elf-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let script = |name: &str, interpreter: &str| {
+            std::fs::write(dir.join(name), format!("#!{interpreter} -x\n")).unwrap();
+        };
+        std::fs::write(dir.join("program"), program(&[])).unwrap();
+        script("0", "program");
+        for step in 1..=5 {
+            script(&step.to_string(), &(step - 1).to_string());
+        }
+        let found = |name: &str| interpreter(open(&dir.join(name)).unwrap(), &dir);
+        for name in ["0", "4"] {
+            assert_eq!(found(name), Some(dir.join("program")), "{name}");
+        }
+        // The kernel does not take that many steps.
+        assert_eq!(found("5"), None);
+        assert_eq!(found("program"), None);
+        script("missing", "nothing");
+        assert_eq!(found("missing"), Some(dir.join("nothing")));
+        // An open of it would wait for a writer.
+        let fifo = dir.join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        script("of_fifo", "fifo");
+        assert_eq!(found("of_fifo"), Some(fifo));
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }

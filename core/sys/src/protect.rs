@@ -30,7 +30,7 @@ mod handler;
 mod mapping;
 mod shared;
 
-pub use shared::{begin_sharing, end_sharing, made_shared, settle_shared, trust_others};
+pub use shared::{begin_sharing, end_sharing, settle_shared, trust_others};
 
 pub use handler::{handler_address, swap_program_action, use_sigaction};
 
@@ -307,6 +307,21 @@ pub fn in_child() {
             zone.unprotect();
             zone.release(state);
         }
+    }
+}
+
+/// Makes a new anonymous shared mapping by `make`, and remembers it. `make` returns its address, or `None`.
+pub fn made_shared(make: impl FnOnce() -> Option<*const u8>) {
+    // What a parent had is forgotten before, not at the first zone.
+    let is_ours = is_here() || {
+        let table = table();
+        let _table = lock(&table);
+        Table::become_ours().is_ok()
+    };
+    if is_ours {
+        shared::made(make);
+    } else {
+        make();
     }
 }
 

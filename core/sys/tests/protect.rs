@@ -305,6 +305,12 @@ fn shared_memory_of_our_own_is_protected_by_all_its_names() {
     drop(map_shared(1).guard(bell.as_fd()).unwrap());
 }
 
+/// Memory that is mapped before anything is protected is as good as that mapped later.
+#[test]
+fn shared_memory_from_before_the_first_zone() {
+    assert!(in_a_process("shared first").success());
+}
+
 #[test]
 fn a_forked_child_writes_at_once_and_the_parent_is_not_disturbed() {
     let (pages, bell) = (Pages::new(2), bell());
@@ -410,6 +416,24 @@ fn the_other_process() {
                 assert_eq!(CAME.load(Ordering::SeqCst), round);
                 drop(pages.guard(bell.as_fd()).unwrap());
             }
+        }
+        "shared first" => {
+            let shared = map_shared(2);
+            drop(shared.guard(bell.as_fd()).unwrap());
+            // A child that does not say that it is one has its parent's memory.
+            // SAFETY: the child calls nothing that another thread's lock could stop.
+            let pid = unsafe { libc::syscall(libc::SYS_fork) };
+            if pid == 0 {
+                let refused = shared
+                    .guard(bell.as_fd())
+                    .is_err_and(|why| why == Refused::Shared);
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(!refused)) };
+            }
+            let mut status = 1;
+            // SAFETY: waits for the child.
+            unsafe { libc::waitpid(pid as i32, &raw mut status, 0) };
+            assert_eq!(status, 0, "the child lends it");
         }
         "handler afterwards" => {
             drop(pages.guard(bell.as_fd()).unwrap());

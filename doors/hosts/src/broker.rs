@@ -374,26 +374,30 @@ fn wait_for<T>(
 /// Waits for the program's rings, as long as the peer's broker is there.
 fn wait_linked(wire: &OwnedFd, stream: &Stream) -> io::Result<(OwnedFd, OwnedFd)> {
     use rustix::event::PollFlags;
+    let is_over = || {
+        let ends = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+        stream.ready().intersects(ends)
+    };
     loop {
+        // In this order: a program that has gone over before the end waits for the pump to tell it of that.
+        let has_ended = is_over();
         match hosts::take_link(wire) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             done => return done,
         }
-        if stream
-            .ready()
-            .intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR)
-        {
+        if has_ended {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         let heard = stream.arm();
-        let is_over = stream
-            .ready()
-            .intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR);
         let fds = [
             (wire.as_fd(), Interest::READ),
             (stream.as_fd(), Interest::READ),
         ];
-        let waited = if is_over { Ok(0) } else { poll_fds(&fds, None) };
+        let waited = if is_over() {
+            Ok(0)
+        } else {
+            poll_fds(&fds, None)
+        };
         stream.disarm(heard);
         match waited {
             Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),

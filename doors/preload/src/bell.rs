@@ -15,7 +15,7 @@ use weft_run::meet::Why;
 
 use crate::chan::{Chan, Side};
 use crate::patience::millis;
-use crate::{hidden, kernel, next, signal};
+use crate::{clock, hidden, idle, kernel, next, signal};
 
 /// Two connected ends with small buffers.
 pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
@@ -67,6 +67,8 @@ pub(crate) enum Heard {
     Late,
     /// A signal.
     Interrupted,
+    /// The kernel does not let this process wait, and will not: its limit of descriptors is too low for a list of `poll`.
+    Refused,
 }
 
 fn result(n: isize) -> Heard {
@@ -115,8 +117,21 @@ pub(crate) fn wait_in(chan: &Chan, fd: c_int, left: Option<u64>, has_some: bool)
     if chan.carrier != Carrier::Here {
         list[1].fd = -1;
     }
+    let begun = clock::now();
     loop {
-        match signal::outside(|| kernel::poll(&mut list, millis(left))) {
+        let rest = left.map(|left| left.saturating_sub(clock::now() - begun));
+        let slice = idle::interval(millis(rest));
+        let most = slice.unwrap_or(millis(rest));
+        let wait = || {
+            let n = kernel::poll(&mut list, most);
+            if n == 0 {
+                // Here, where the thread is in no call on the socket.
+                idle::look();
+            }
+            n
+        };
+        match signal::outside(wait) {
+            0 if slice.is_some() => {}
             0 => return Heard::Late,
             1.. if list[0].revents == libc::POLLIN => return Heard::Alive,
             1.. if list[0].revents != 0 => return probe(bell),
@@ -126,6 +141,7 @@ pub(crate) fn wait_in(chan: &Chan, fd: c_int, left: Option<u64>, has_some: bool)
             }
             // Both directions have ended in order, and the bell tells so.
             1.. => list[1].fd = -1,
+            _ if crate::errno() != libc::EINTR => return Heard::Refused,
             // The kernel does not restart the call by itself.
             _ if has_some || left.is_some() || signal::interrupts() => return Heard::Interrupted,
             _ => {}
@@ -429,6 +445,7 @@ pub(crate) fn wait_out(chan: &Chan, left: Option<u64>, has_some: bool) -> Heard 
         0 => Heard::Late,
         1.. if list[0].revents & (libc::POLLHUP | libc::POLLERR) != 0 => Heard::End,
         1.. => Heard::Alive,
+        _ if crate::errno() != libc::EINTR => Heard::Refused,
         // With a time limit the kernel does not restart the call by itself.
         _ if has_some || left.is_some() || signal::interrupts() => Heard::Interrupted,
         _ => Heard::Alive,

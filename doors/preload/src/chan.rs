@@ -75,6 +75,9 @@ pub(crate) struct Side {
     pub(crate) patience: Patience,
     /// When a sender was found held back first, in milliseconds; 0: it is not.
     pub(crate) held_since: AtomicU64,
+    /// Our tail at the last look for idle rings, and when our ring's pages were given back last (under `tx_lock`): see idle.rs.
+    pub(crate) seen: AtomicU64,
+    pub(crate) given: AtomicU64,
 }
 
 impl Side {
@@ -97,6 +100,9 @@ impl Side {
 const HELD_MS: u64 = 2000;
 /// The same for a send that must not wait, in nanoseconds.
 const HELD_MOMENT: u64 = 50_000_000;
+
+/// As many bytes a TCP receiver takes that does not read (the kernel's default for `net.ipv4.tcp_rmem`).
+const RECEIVE_BUFFER: u64 = 128 << 10;
 
 /// A channel.
 pub(crate) struct Chan {
@@ -207,6 +213,20 @@ impl Chan {
         let room = stream.room(self.role, side.tail.load(Relaxed)).ok()?;
         let was_full = side.full.load(Relaxed) != 0;
         Some(room >= if was_full { stream.capacity() / 2 } else { 1 })
+    }
+
+    /// Bytes in the ring, and lent, that TCP would have kept in the sender's buffer: what the receiver's buffer has no room for.
+    pub(crate) fn not_taken(&self) -> c_int {
+        let (stream, side) = (&self.stream, self.side());
+        let Ok(room) = stream.room(self.role, side.tail.load(Relaxed)) else {
+            return 0;
+        };
+        let lent = match side.tx_state.load(SeqCst) {
+            Route::Ring => (self.lent).bytes_under_way(stream.completed_sources(self.role)),
+            _ => 0,
+        };
+        let all = (stream.capacity() - room) as u64 + lent;
+        c_int::try_from(all.saturating_sub(RECEIVE_BUFFER)).unwrap_or(c_int::MAX)
     }
 
     /// Bytes of the stream that `ready` bytes of the ring stand for.

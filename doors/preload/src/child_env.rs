@@ -7,7 +7,6 @@
 //! The arguments are those of a call that starts a program. Memory that is not mapped is the kernel's to refuse.
 
 use libc::{c_char, c_int};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -15,14 +14,12 @@ use std::path::{Path, PathBuf};
 
 use weft_ring::checked;
 use weft_run::preload::without_ours;
-use weft_sys::elf::{self, Kind};
+use weft_sys::elf;
 
 use crate::iov::is_bad;
 use crate::work::LIBRARY;
 use crate::{handlers, signal};
 
-/// The kernel follows so many scripts to their interpreters.
-const SCRIPTS: u32 = 5;
 const PAGE: usize = 4096;
 /// The longest string of an environment, and the most strings: the kernel's limits are of this order.
 const LONGEST: usize = 32 * PAGE;
@@ -45,19 +42,24 @@ pub(crate) enum Program {
 /// The environment for a program.
 pub(crate) struct ChildEnv {
     given: *const *const c_char,
-    /// The list and the string in it that are not the caller's.
-    changed: Option<(Vec<*const c_char>, CString)>,
+    changed: Option<Changed>,
 }
 
 impl ChildEnv {
+    /// `folder`: where a relative path begins, if it is not where this process is.
+    ///
     /// # Safety
     /// As the call that starts the program with the environment `given`.
-    pub(crate) unsafe fn of(program: Program, given: *const *const c_char) -> ChildEnv {
+    pub(crate) unsafe fn of(
+        program: Program,
+        folder: &Path,
+        given: *const *const c_char,
+    ) -> ChildEnv {
         let errno = crate::errno();
         // The `close` of the file is no place to be cancelled.
         let _busy = signal::again(&LIBRARY);
         // SAFETY: the caller's promise.
-        let changed = unsafe { changed(program, given) };
+        let changed = unsafe { changed(program, folder, given) };
         crate::set_errno(errno);
         ChildEnv { given, changed }
     }
@@ -79,37 +81,36 @@ pub(crate) fn own() -> *const *const c_char {
     unsafe { environ }
 }
 
-unsafe fn changed(
-    program: Program,
-    given: *const *const c_char,
-) -> Option<(Vec<*const c_char>, CString)> {
+/// A list in place of the caller's, and the strings in it that are not the caller's.
+type Changed = (Vec<*const c_char>, Vec<CString>);
+
+unsafe fn changed(program: Program, folder: &Path, given: *const *const c_char) -> Option<Changed> {
     // In a sandbox no call may be made that the program does not make.
     if handlers::are_given_back() {
         return None;
     }
     // SAFETY: the caller's promise.
-    let mut list = unsafe { strings(given) }?;
-    // The first of the name counts.
-    let at = list.iter().position(|&text| is_named(text))?;
-    // SAFETY: as above.
-    let value = unsafe { text(list[at]) }?;
-    let rest = without_ours(value.strip_prefix(NAME)?)?;
-    // SAFETY: as above.
-    if !refuses(unsafe { file(program) }?) {
-        return None;
-    }
-    let mut value = Vec::new();
-    if rest.is_empty() {
-        list.remove(at);
-    } else {
-        value = [NAME, &rest].concat();
-    }
-    let value = CString::new(value).ok()?;
-    if !rest.is_empty() {
-        list[at] = value.as_ptr();
+    let strings = unsafe { strings(given) }?;
+    let (mut list, mut own) = (Vec::with_capacity(strings.len() + 1), Vec::new());
+    let mut is_in = false;
+    // A name may be there several times. The last counts for the GNU C library, and the first for musl.
+    for one in strings {
+        // SAFETY: as above.
+        let rest = is_named(one).then(|| unsafe { text(one) }).flatten();
+        let Some(rest) = rest.and_then(|value| without_ours(value.strip_prefix(NAME)?)) else {
+            list.push(one);
+            continue;
+        };
+        is_in = true;
+        if !rest.is_empty() {
+            let value = CString::new([NAME, &rest].concat()).ok()?;
+            list.push(value.as_ptr());
+            own.push(value);
+        }
     }
     list.push(std::ptr::null());
-    Some((list, value))
+    // SAFETY: as above.
+    (is_in && refuses(unsafe { file(program, folder) }?, folder)).then_some((list, own))
 }
 
 /// The pointers of a list, without the null at its end.
@@ -162,19 +163,21 @@ unsafe fn text(from: *const c_char) -> Option<Vec<u8>> {
     None
 }
 
-unsafe fn path(from: *const c_char) -> Option<PathBuf> {
+/// # Safety
+/// A string, or memory that is not mapped.
+pub(crate) unsafe fn path(from: *const c_char) -> Option<PathBuf> {
     // SAFETY: the caller's promise.
     let text = unsafe { text(from) }?;
     Some(std::ffi::OsString::from_vec(text).into())
 }
 
 /// The program's file, if it is one that can be read.
-unsafe fn file(program: Program) -> Option<OwnedFd> {
+unsafe fn file(program: Program, folder: &Path) -> Option<OwnedFd> {
     // SAFETY: the caller's promise.
     unsafe {
         match program {
-            Program::At(name) => open(&path(name)?),
-            Program::Named(name) => named(&path(name)?),
+            Program::At(name) => elf::open(&folder.join(path(name)?)),
+            Program::Named(name) => named(&path(name)?, folder),
             Program::Below(fd, _, _) if fd < 0 && fd != libc::AT_FDCWD => None,
             Program::Below(fd, name, flags) => {
                 let name = path(name)?;
@@ -184,10 +187,10 @@ unsafe fn file(program: Program) -> Option<OwnedFd> {
                     format!("/proc/self/fd/{fd}").into()
                 };
                 match name.as_os_str().is_empty() {
-                    true if flags & libc::AT_EMPTY_PATH != 0 => open(&folder),
+                    true if flags & libc::AT_EMPTY_PATH != 0 => elf::open(&folder),
                     true => None,
                     // An absolute path replaces the folder's.
-                    false => open(&folder.join(name)),
+                    false => elf::open(&folder.join(name)),
                 }
             }
         }
@@ -195,10 +198,10 @@ unsafe fn file(program: Program) -> Option<OwnedFd> {
 }
 
 /// As `execvp` finds it.
-fn named(name: &Path) -> Option<OwnedFd> {
+fn named(name: &Path, folder: &Path) -> Option<OwnedFd> {
     let bytes = name.as_os_str().as_bytes();
     if bytes.contains(&b'/') || bytes.is_empty() {
-        return open(name);
+        return elf::open(&folder.join(name));
     }
     // SAFETY: a name with its end. Another thread may not change the environment meanwhile, as with `execvp` itself.
     let path = unsafe { libc::getenv(c"PATH".as_ptr()) };
@@ -208,33 +211,18 @@ fn named(name: &Path) -> Option<OwnedFd> {
         // SAFETY: the C library's string.
         unsafe { CStr::from_ptr(path) }.to_bytes()
     };
-    path.split(|&byte| byte == b':').find_map(|folder| {
-        let candidate = Path::new(OsStr::from_bytes(folder)).join(name);
+    path.split(|&byte| byte == b':').find_map(|place| {
+        let candidate = folder.join(OsStr::from_bytes(place)).join(name);
         let is_executable = rustix::fs::access(&candidate, rustix::fs::Access::EXEC_OK).is_ok();
-        open(&candidate).filter(|_| is_executable)
+        elf::open(&candidate).filter(|_| is_executable)
     })
 }
 
-/// Opens a regular file; what else has the name is left alone.
-fn open(path: &Path) -> Option<OwnedFd> {
-    let about = statat(CWD, path, AtFlags::empty()).ok()?;
-    if FileType::from_raw_mode(about.st_mode) != FileType::RegularFile {
-        return None;
-    }
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    openat(CWD, path, flags, Mode::empty()).ok()
-}
-
 /// Returns true if the program, or the interpreter that a script leads to, does not start with this library.
-fn refuses(mut file: OwnedFd) -> bool {
-    for _ in 0..=SCRIPTS {
-        match elf::kind(&file) {
-            Ok(Kind::Script(interpreter)) => match open(Path::new(&interpreter)) {
-                Some(next) => file = next,
-                None => return false,
-            },
-            _ => return matches!(elf::refuses_preload(&file), Ok(Some(_))),
-        }
-    }
-    false
+fn refuses(file: OwnedFd, folder: &Path) -> bool {
+    let file = match elf::interpreter(&file, folder) {
+        Some(path) => elf::open(&path),
+        None => Some(file),
+    };
+    file.is_some_and(|file| matches!(elf::refuses_preload(&file), Ok(Some(_))))
 }

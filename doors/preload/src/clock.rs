@@ -1,6 +1,6 @@
 //! The machine's clock. Async-signal-safe.
 
-use libc::timespec;
+use libc::{c_int, timespec};
 use rustix::time::{ClockId, clock_gettime};
 
 pub(crate) use weft_sys::thread::now;
@@ -19,7 +19,12 @@ pub(crate) fn timespec(ns: u64) -> timespec {
     }
 }
 
-/// The reverse, of a time that is not below 0.
+/// The nanoseconds of a time limit of `poll(2)`. `None`: there is no limit.
+pub(crate) fn in_ns(ms: c_int) -> Option<u64> {
+    u64::try_from(ms).ok().map(|ms| ms * 1_000_000)
+}
+
+/// The reverse of `timespec`, of a time that is not below 0.
 pub(crate) fn nanoseconds_of(time: timespec) -> u64 {
     let seconds = time.tv_sec.cast_unsigned().saturating_mul(1_000_000_000);
     seconds.saturating_add(time.tv_nsec.cast_unsigned())

@@ -67,6 +67,8 @@ pub(crate) struct Reg {
     pub(crate) is_gone: bool,
     /// The `data` that the kernel has.
     pub(crate) told: u64,
+    /// The connection can be found by its `data`: see edges.rs.
+    pub(crate) is_known: bool,
     /// The program has asked for room, and has not been told since: see edges.rs.
     pub(crate) room_due: bool,
     /// Its room is TCP's again: the kernel reports that, and it is no edge.
@@ -93,6 +95,7 @@ impl Reg {
             fired: false,
             is_gone: false,
             told: data,
+            is_known: false,
             room_due: false,
             room_moved: false,
             fulls: 0,

@@ -108,7 +108,7 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
                 privileges::everything_back(Why::IoUring);
                 next::syscall(number, a, b, c, d, e, f)
             }
-            _ => wait_or_fork(number, args),
+            _ => further(number, args),
         }
     }
 }
@@ -143,7 +143,7 @@ unsafe fn write_rest(limit: *mut timespec, call: impl FnOnce(*const timespec) ->
 
 /// # Safety
 /// As the call of that number.
-unsafe fn wait_or_fork(number: c_long, args: [c_long; 6]) -> c_long {
+unsafe fn further(number: c_long, args: [c_long; 6]) -> c_long {
     let [a, b, c, d, e, f] = args;
     let fd = a as c_int;
     // SAFETY: the caller's promise; the arguments are those of the call of that number.
@@ -154,6 +154,11 @@ unsafe fn wait_or_fork(number: c_long, args: [c_long; 6]) -> c_long {
             }
             libc::SYS_epoll_pwait => {
                 sock::epoll_pwait(fd, pointer(b), c as c_int, d as c_int, pointer(e)).into()
+            }
+            libc::SYS_getrlimit => privileges::getrlimit(a as u32, pointer(b)).into(),
+            libc::SYS_setrlimit => privileges::setrlimit(a as u32, pointer(b)).into(),
+            libc::SYS_prlimit64 => {
+                privileges::prlimit(a as i32, b as u32, pointer(c), pointer(d)).into()
             }
             libc::SYS_execve => exec::execve(pointer(a), pointer(b), pointer(c)).into(),
             libc::SYS_execveat => {

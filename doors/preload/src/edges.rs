@@ -12,8 +12,9 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::connection::Route;
+use weft_run::connection::{Carrier, Route};
 
+use crate::chan::Chan;
 use crate::conn::{Big, Conn, Reg};
 use crate::private::{Guards, Held, Private};
 use crate::sets::{self, IN, OUT};
@@ -22,7 +23,8 @@ use crate::{bell, kernel, signal};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 
-/// Connections by set and `data` of their edge-triggered registrations; `None`: two have the same. Changed under the big lock only.
+/// Connections by set and `data` of their registrations, if these are edge-triggered or the connection is carried to another host; `None`: two have the same.
+/// Changed under the big lock only.
 static BY_DATA: Private<Option<ByData>> = Private::new(Guards::Edges, None);
 
 type ByData = HashMap<(usize, u64), Option<&'static Conn>>;
@@ -49,10 +51,43 @@ pub(crate) fn before_fork() -> Option<Map> {
     BY_DATA.lock_once()
 }
 
-/// The connection of a set's registration, if `data` names one.
-fn named(number: usize, data: u64) -> Option<&'static Conn> {
+/// The connections that can be found by `data` and have it in a set.
+#[derive(Clone, Copy)]
+pub(crate) enum Named {
+    None,
+    One(&'static Conn),
+    Several,
+}
+
+pub(crate) fn find(number: usize, data: u64) -> Named {
+    if KNOWN.load(Relaxed) == 0 {
+        return Named::None;
+    }
     let map = BY_DATA.lock();
-    map.as_ref()?.get(&(number, data)).copied().flatten()
+    match map.as_ref().and_then(|map| map.get(&(number, data))) {
+        Some(Some(conn)) => Named::One(conn),
+        Some(None) => Named::Several,
+        None => Named::None,
+    }
+}
+
+fn named(number: usize, data: u64) -> Option<&'static Conn> {
+    match find(number, data) {
+        Named::One(conn) => Some(conn),
+        _ => None,
+    }
+}
+
+/// The connection of a registration can be found from now on.
+pub(crate) fn know(conn: &'static Conn, reg: &mut Reg, _big: &Big) {
+    if reg.number == 0 || std::mem::replace(&mut reg.is_known, true) {
+        return;
+    }
+    with_map(|map| {
+        map.entry((reg.number, reg.data))
+            .and_modify(|of| *of = of.filter(|of| std::ptr::eq(*of, conn)))
+            .or_insert(Some(conn));
+    });
 }
 
 /// Under the big lock.
@@ -65,16 +100,12 @@ fn with_map<T>(f: impl FnOnce(&mut ByData) -> T) -> T {
 }
 
 /// The program has made or changed a registration, or asked for it anew: one event is due.
-pub(crate) fn register(conn: &'static Conn, reg: &mut Reg, _big: &Big) {
+pub(crate) fn register(conn: &'static Conn, reg: &mut Reg, big: &Big) {
     leave(reg);
-    if !is_edge(reg) {
-        return;
+    let is_elsewhere = |chan: &Chan| chan.carrier != Carrier::Here;
+    if is_edge(reg) || conn.chan_slow(big).is_some_and(is_elsewhere) {
+        know(conn, reg, big);
     }
-    with_map(|map| {
-        map.entry((reg.number, reg.data))
-            .and_modify(|of| *of = of.filter(|of| std::ptr::eq(*of, conn)))
-            .or_insert(Some(conn));
-    });
     if !is_watched(reg) {
         return;
     }
@@ -100,7 +131,7 @@ pub(crate) fn moved_to_tcp(reg: &mut Reg) {
 /// Forgets the `data` of a registration that has ended (under the big lock).
 pub(crate) fn forget(reg: &mut Reg) {
     leave(reg);
-    if is_edge(reg) && KNOWN.load(SeqCst) != 0 {
+    if std::mem::take(&mut reg.is_known) {
         let key = (reg.number, reg.data);
         with_map(|map| {
             if map.get(&key).is_some_and(Option::is_some) {
@@ -116,12 +147,6 @@ pub(crate) fn found_full(conn: &Conn) {
     if conn.has_edges.load(Relaxed) {
         conn.fulls.fetch_add(1, SeqCst);
     }
-}
-
-/// Returns true if any registration is watched.
-#[inline]
-pub(crate) fn has_any() -> bool {
-    KNOWN.load(Relaxed) != 0
 }
 
 /// Returns true if an event, which is not of an end, has to be looked at.

@@ -8,18 +8,20 @@
 //! As each call's manual page says.
 
 use libc::{c_char, c_int, c_void, pid_t};
+use std::path::Path;
 
 use crate::child_env::{self, ChildEnv, Program};
+use crate::hidden::LIMIT;
 use crate::io::writes_by_stdio;
-use crate::next;
 use crate::process::{before_exec, before_spawn};
+use crate::{next, spawn};
 
 weft_sys::interpose! {
     "C-unwind"
 
     fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
         let _exec = before_exec();
-        next::execve(path, argv, ChildEnv::of(Program::At(path), envp).list())
+        next::execve(path, argv, ChildEnv::of(Program::At(path), Path::new(""), envp).list())
     }
 
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
@@ -28,7 +30,7 @@ weft_sys::interpose! {
 
     fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
         let _exec = before_exec();
-        next::execvpe(file, argv, ChildEnv::of(Program::Named(file), envp).list())
+        next::execvpe(file, argv, ChildEnv::of(Program::Named(file), Path::new(""), envp).list())
     }
 
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
@@ -38,22 +40,26 @@ weft_sys::interpose! {
     fn fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
         let _exec = before_exec();
         let program = Program::Below(file, c"".as_ptr(), libc::AT_EMPTY_PATH);
-        next::fexecve(file, argv, ChildEnv::of(program, envp).list())
+        next::fexecve(file, argv, ChildEnv::of(program, Path::new(""), envp).list())
     }
 
     fn execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, envp: *const *const c_char, flags: c_int) -> c_int {
         let _exec = before_exec();
-        next::execveat(dir, path, argv, ChildEnv::of(Program::Below(dir, path, flags), envp).list(), flags)
+        next::execveat(dir, path, argv, ChildEnv::of(Program::Below(dir, path, flags), Path::new(""), envp).list(), flags)
     }
 
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
         before_spawn();
-        next::posix_spawn(pid, path, actions, attr, argv, ChildEnv::of(Program::At(path), envp).list())
+        let env = ChildEnv::of(Program::At(path), &spawn::folder(actions), envp);
+        let _own_limit = LIMIT.lock_once();
+        next::posix_spawn(pid, path, actions, attr, argv, env.list())
     }
 
     fn posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
         before_spawn();
-        next::posix_spawnp(pid, path, actions, attr, argv, ChildEnv::of(Program::Named(path), envp).list())
+        let env = ChildEnv::of(Program::Named(path), &spawn::folder(actions), envp);
+        let _own_limit = LIMIT.lock_once();
+        next::posix_spawnp(pid, path, actions, attr, argv, env.list())
     }
 }
 

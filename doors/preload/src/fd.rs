@@ -336,6 +336,9 @@ const F_SETOWN: c_int = 8;
 const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 
+/// Asks for the bytes that TCP has not sent yet.
+const SIOCOUTQNSD: c_ulong = 0x894b;
+
 fn set_nonblocking(fd: c_int, on: bool) {
     if let Some(d) = dgram::of(fd) {
         d.nonblock.store(on, SeqCst);
@@ -382,6 +385,13 @@ pub(crate) unsafe fn ioctl(
                 // SAFETY: as above.
                 unsafe { out.write_unaligned(c_int::try_from(told).unwrap_or(c_int::MAX)) };
             }
+        } else if op == libc::TIOCOUTQ || op == SIOCOUTQNSD {
+            // SAFETY: the kernel has just written there.
+            let all = chan
+                .not_taken()
+                .saturating_add(unsafe { out.read_unaligned() });
+            // SAFETY: as above.
+            unsafe { out.write_unaligned(all) };
         } else if op == libc::FIONBIO {
             // SAFETY: the kernel has just read it.
             chan.side()

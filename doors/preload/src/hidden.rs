@@ -21,7 +21,7 @@ fn numbers((now, most): (u64, u64)) -> Range<u64> {
     first..(first + now / 4).min(table)
 }
 
-/// The process's limit stays as the program has set it while this is held.
+/// The process's limit is the program's, and stays so, while this is held: by calls that report, set or inherit it.
 pub(crate) static LIMIT: Private<()> = Private::new(Guards::Limit, ());
 
 /// Calls `take` with the numbers of hidden descriptors, and the limit as high as this process may set it, if they are above it. Another thread's call meanwhile

@@ -26,10 +26,11 @@ use weft_run::pace;
 use crate::bell::{self, Heard};
 use crate::chan::Chan;
 use crate::conn::{Big, Conn, Inside, big};
+use crate::edges::{self, Named};
 use crate::iov::{self, Source};
 use crate::kernel::{self, borrowed, entry};
 use crate::regs::apply;
-use crate::{counts, direction, hidden, ledger, ready, signal, table};
+use crate::{counts, direction, hidden, ledger, ready, sets, signal, table};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 1 << 20;
@@ -349,6 +350,28 @@ pub(crate) fn follow_end(conn: &'static Conn, chan: &Chan) -> bool {
     !chan.mode().1.uses_ring()
 }
 
+/// The connections to other hosts whose rings have ended, of those that the events may be of.
+fn ended_of(set: c_int, list: &[epoll_event]) -> Vec<&'static Conn> {
+    let number = sets::number(set);
+    let mut ended: Vec<&'static Conn> = Vec::new();
+    let mut is_clear = number != 0;
+    for event in list {
+        match edges::find(number, event.u64) {
+            Named::One(conn) => ended.push(conn),
+            Named::Several => is_clear = false,
+            Named::None => {}
+        }
+    }
+    if !is_clear {
+        ended.clear();
+        table::each_socket(|_, conn: &'static Conn| ended.push(conn));
+    }
+    ended.sort_unstable_by_key(|conn| std::ptr::from_ref::<Conn>(conn));
+    ended.dedup_by_key(|conn| std::ptr::from_ref::<Conn>(conn));
+    ended.retain(|conn| conn.chan(&conn.enter()).is_some_and(has_ended));
+    ended
+}
+
 /// The bell of a connection to another host rings when its broker closes a ring, and ends when both are closed; the TCP connection may live on. The
 /// registrations move to it, and the kernel reports what it has. Returns how many of the first `n` events are left.
 ///
@@ -360,12 +383,12 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
     }
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts_mut(events, n as usize) };
-    let mut ended = Vec::new();
-    table::each_socket(|_, conn: &'static Conn| {
-        if conn.chan(&conn.enter()).is_some_and(has_ended) {
-            ended.push(conn);
-        }
-    });
+    let ended = ended_of(set, list);
+    if ended.is_empty() {
+        return n;
+    }
+    let mut told: Vec<u64> = list.iter().map(|event| event.u64).collect();
+    told.sort_unstable();
     let (mut moved, mut unread) = (Vec::new(), Vec::new());
     for conn in ended {
         let inside = conn.enter();
@@ -384,22 +407,24 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
         }
         let big = big();
         for reg in &mut conn.slow(&big).regs {
-            if watches.contains(&reg.data) && list.iter().any(|event| event.u64 == reg.data) {
+            if watches.contains(&reg.data) && told.binary_search(&reg.data).is_ok() {
                 // It has fired, and its event is not told to the program: the kernel reports it anew.
                 let _ = apply(reg, chan, reg.set == set, false);
             }
         }
         moved.extend(watches);
     }
+    moved.sort_unstable();
+    unread.sort_unstable();
     let mut kept = 0;
     for at in 0..list.len() {
         let mut event = list[at];
         let of = event.u64;
-        if moved.contains(&of) {
+        if moved.binary_search(&of).is_ok() {
             continue;
         }
         let rest = event.events & !(ready::END | libc::EPOLLRDHUP as u32);
-        if rest != 0 && unread.contains(&of) {
+        if rest != 0 && unread.binary_search(&of).is_ok() {
             event.events = rest;
         }
         list[kept] = event;

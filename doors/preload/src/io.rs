@@ -150,6 +150,10 @@ weft_sys::interpose! {
         if is_fast_open(fd, flags) {
             return next::sendto(fd, buf, n, flags, addr, len);
         }
+        // The kernel judges the name by a send of no bytes.
+        if !addr.is_null() && next::sendto(fd, buf, 0, flags, addr, len) < 0 {
+            return -1;
+        }
         transmit(fd, &Source::Memory(&one(buf, n)), flags, || next::sendto(fd, buf, n, flags, addr, len))
     }
 

@@ -47,7 +47,7 @@ pub(crate) fn descriptor_limits() -> (u64, u64) {
         rlim_max: 0,
     };
     // SAFETY: writes the limit.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    unsafe { next::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     (limit.rlim_cur, limit.rlim_max)
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn limit_descriptors(now: u64, most: u64) -> (u64, u64) {
     };
     let mut old = limit;
     // SAFETY: reads a limit and writes one.
-    unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const limit, &raw mut old) };
+    unsafe { next::prlimit(0, libc::RLIMIT_NOFILE, &raw const limit, &raw mut old) };
     (old.rlim_cur, old.rlim_max)
 }
 

@@ -11,12 +11,12 @@
 //!
 //! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `private`, `memory`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
-//! - `chan`, `conn`, `bell`: a TCP socket and its channel
+//! - `chan`, `conn`, `idle`, `bell`: a TCP socket and its channel
 //! - `sets`, `long_list`, `regs`, `ring_poll`, `ready`, and `dgram`: epoll; UDP sockets
 //! - `direction`, `lend`, `fetch`, `stalled_ring`: each direction onto its ring and back; large sends from the program's memory
 //! - `hosts`, `link`: how a connection comes to a channel
 //! - `rx`, `return_to_tcp`, `tx`, `poll`: the ways of bytes, back to TCP too, and waiting for them
-//! - `io`, `fd`, `sock`, `process`, `child_env`, `exec`, `privileges`, `clone`, `direct`: the C library's names, for every kind of descriptor
+//! - `io`, `fd`, `sock`, `spawn`, `process`, `child_env`, `exec`, `privileges`, `clone`, `direct`: the C library's names, for every kind of descriptor
 //!
 //! # Safety
 //!
@@ -46,6 +46,7 @@ mod fetch;
 mod handlers;
 mod hidden;
 mod hosts;
+mod idle;
 mod io;
 mod iov;
 mod kernel;
@@ -70,6 +71,7 @@ mod sets;
 mod settings;
 mod signal;
 mod sock;
+mod spawn;
 mod stalled_ring;
 mod state;
 mod table;

@@ -190,16 +190,17 @@ fn try_join(conn: &'static Conn, inside: &Inside) -> bool {
         return conn.gate.is_joined();
     }
     let dialled = conn.dialled.load(Relaxed);
+    let mut answer = Answer::No;
     let joined = conn.gate.join(|count| {
-        let kernel = counts::sent(conn.descriptor(), dialled);
-        let agrees = over::compare(count, kernel) == Answer::Yes;
-        if agrees {
+        answer = over::compare(count, counts::sent(conn.descriptor(), dialled));
+        if answer == Answer::Yes {
             chan.stream.join(chan.role, count);
         }
-        agrees
+        answer == Answer::Yes
     });
     drop(big);
-    if joined == Join::Refused {
+    // The kernel does not say how many while bytes move, and after the end of the direction.
+    if joined == Join::Refused && answer == Answer::Never {
         conn.note(Why::Unseen);
         close_sending(conn, chan, Why::Unseen);
         tx_after(conn, chan, Why::Unseen);

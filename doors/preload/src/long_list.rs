@@ -30,16 +30,14 @@ fn set() -> Option<Set> {
         .map(Set)
 }
 
-/// Asks by `call` for entries of which neighbours with the same number in `of` belong together, and puts the answers there.
+/// Asks by `call` for entries of which neighbours with the same number in `of` belong together, and puts the answers there. `None`: there is no descriptor for
+/// a set.
 pub(crate) fn ask(
     fds: &mut [pollfd],
     of: &[usize],
     call: impl FnOnce(*mut pollfd, nfds_t) -> c_int,
-) -> c_int {
-    let Some(set) = set() else {
-        crate::set_errno(libc::EINVAL);
-        return -1;
-    };
+) -> Option<c_int> {
+    let set = set()?;
     let mut short = vec![kernel::entry(set.0, libc::POLLIN)];
     let mut place_of = vec![0];
     for (at, one) in fds.iter_mut().enumerate() {
@@ -54,7 +52,7 @@ pub(crate) fn ask(
     }
     let rc = call(short.as_mut_ptr(), short.len() as nfds_t);
     if rc <= 0 {
-        return rc;
+        return Some(rc);
     }
     for (one, &at) in short.iter().zip(&place_of).skip(1) {
         fds[at].revents = one.revents;
@@ -65,5 +63,5 @@ pub(crate) fn ask(
     for event in &events[..n.max(0) as usize] {
         fds[event.u64 as usize].revents = event.events as i16;
     }
-    rc
+    Some(rc)
 }

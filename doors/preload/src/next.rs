@@ -4,8 +4,8 @@
 
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, gid_t, iovec, mmsghdr,
-    msghdr, nfds_t, off_t, pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr, socklen_t,
-    ssize_t, timespec, timeval, uid_t,
+    msghdr, nfds_t, off_t, pid_t, pollfd, rlimit, sighandler_t, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval, uid_t,
 };
 
 weft_sys::next! {
@@ -76,6 +76,10 @@ weft_sys::next! {
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int;
+    posix_spawn_file_actions_init(actions: *mut c_void) -> c_int;
+    posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int;
+    posix_spawn_file_actions_addchdir_np(actions: *mut c_void, to: *const c_char) -> c_int;
+    posix_spawn_file_actions_addfchdir_np(actions: *mut c_void, to: c_int) -> c_int;
     system(command: *const c_char) -> c_int;
     popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
     fork() -> pid_t;
@@ -120,5 +124,9 @@ weft_sys::next! {
     capset(head: *mut c_void, data: *const c_void) -> c_int;
     unshare(flags: c_int) -> c_int;
     setns(fd: c_int, kind: c_int) -> c_int;
+    getdtablesize() -> c_int;
+    getrlimit(resource: c_uint, old: *mut rlimit) -> c_int;
+    setrlimit(resource: c_uint, new: *const rlimit) -> c_int;
+    prlimit(process: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
     prctl(op: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
 }

@@ -63,7 +63,7 @@ impl Patience {
     }
 }
 
-/// When a call with a time limit (`SO_RCVTIMEO`, `SO_SNDTIMEO`) has to be over. It counts from the call's first wait on.
+/// When a call with a time limit (its own, or `SO_RCVTIMEO`, `SO_SNDTIMEO`) has to be over. It counts from the call's first wait on.
 #[derive(Default)]
 pub(crate) struct Deadline(Option<u64>);
 
@@ -74,9 +74,14 @@ impl Deadline {
         if limit == 0 {
             return None;
         }
+        Some(self.left_of(limit))
+    }
+
+    /// The same of a limit that the call was given.
+    pub(crate) fn left_of(&mut self, limit: u64) -> u64 {
         let now = clock::now();
         let at = *self.0.get_or_insert(now.saturating_add(limit));
-        Some(at.saturating_sub(now))
+        at.saturating_sub(now)
     }
 }
 

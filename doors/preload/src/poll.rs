@@ -10,12 +10,16 @@ use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::connection::{Carrier, Route, ready};
+use weft_run::meet::Why;
 
 use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::iov::{is_bad_list, is_optional};
+use crate::patience::{Deadline, millis};
 use crate::stalled_ring::{patient, patient_until};
-use crate::{bell, clock, dgram, hosts, kernel, long_list, next, ring_poll, rx, signal, tx};
+use crate::{
+    bell, clock, dgram, hosts, kernel, long_list, next, return_to_tcp, ring_poll, rx, signal, tx,
+};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -296,6 +300,16 @@ fn look_first(list: &mut [pollfd], may_wait: bool) -> Option<c_int> {
     None
 }
 
+/// Moves the connections of a list back to TCP.
+fn all_back(list: &[pollfd]) {
+    for one in list {
+        if let Some(conn) = conn::of(one.fd).filter(|_| is_ours(one.fd)) {
+            return_to_tcp::downgrade(conn, Why::Descriptors);
+        }
+        dgram::make_plain(one.fd, Why::Descriptors);
+    }
+}
+
 /// Asks by `call`, with the program's list or its translation.
 ///
 /// # Safety
@@ -304,13 +318,13 @@ unsafe fn ask(
     fds: *mut pollfd,
     n: nfds_t,
     may_wait: bool,
-    call: impl Fn(*mut pollfd, nfds_t) -> c_int,
+    mut call: impl FnMut(*mut pollfd, nfds_t) -> c_int,
 ) -> c_int {
     if n == 0 || n > 1 << 20 || is_bad_list(fds, n as usize) {
         return call(fds, n);
     }
     let _busy = signal::begin();
-    let call = |fds, n| signal::outside(|| call(fds, n));
+    let mut call = |fds, n| signal::outside(|| call(fds, n));
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts_mut(fds, n as usize) };
     for one in &*list {
@@ -319,13 +333,24 @@ unsafe fn ask(
     if let Some(ready) = look_first(list, may_wait) {
         return ready;
     }
+    let mut is_back = false;
     loop {
         let Some(mut asked) = translate(list) else {
             return call(fds, n);
         };
         let mut rc = call(asked.fds.as_mut_ptr(), asked.fds.len() as nfds_t);
         if rc < 0 && crate::errno() == libc::EINVAL && asked.fds.len() > list.len() {
-            rc = long_list::ask(&mut asked.fds, &asked.of, call);
+            match long_list::ask(&mut asked.fds, &asked.of, &mut call) {
+                Some(answer) => rc = answer,
+                // On TCP each socket is one entry.
+                None if !is_back => {
+                    drop(asked);
+                    is_back = true;
+                    all_back(list);
+                    continue;
+                }
+                None => {}
+            }
         }
         if rc < 0 {
             return rc;
@@ -372,7 +397,10 @@ pub(crate) unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int 
     unsafe {
         fill_full(fds, n);
         patient(timeout, |timeout| {
-            ask(fds, n, timeout != 0, |fds, n| next::poll(fds, n, timeout))
+            let (limit, mut deadline) = (clock::in_ns(timeout), Deadline::default());
+            ask(fds, n, timeout != 0, |fds, n| {
+                next::poll(fds, n, millis(limit.map(|limit| deadline.left_of(limit))))
+            })
         })
     }
 }
@@ -403,8 +431,12 @@ pub(crate) unsafe fn ppoll(
             let may_wait = timeout
                 .as_ref()
                 .is_none_or(|t| (t.tv_sec, t.tv_nsec) != (0, 0));
+            let mut deadline = Deadline::default();
+            let limit = timeout.as_ref().map(|&limit| clock::nanoseconds_of(limit));
             ask(fds, n, may_wait, |fds, n| {
-                next::ppoll(fds, n, timeout, mask)
+                let left = limit.map(|limit| clock::timespec(deadline.left_of(limit)));
+                let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+                next::ppoll(fds, n, left, mask)
             })
         })
     }

@@ -25,6 +25,7 @@ pub(crate) enum Guards {
     Datagrams,
     Late,
     Kept,
+    Folders,
     Memory,
 }
 

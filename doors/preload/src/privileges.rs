@@ -7,8 +7,9 @@
 //!
 //! Each call is as safe as its manual page says.
 
-use libc::{c_int, c_long, c_ulong, c_void, gid_t, uid_t};
+use libc::{c_int, c_long, c_uint, c_ulong, c_void, gid_t, pid_t, rlimit, uid_t};
 
+use weft_ring::checked;
 use weft_run::connection::Carrier;
 use weft_run::meet::Why;
 
@@ -16,7 +17,8 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn};
 use crate::lend::{Finishing, finish};
 use crate::{
-    dgram, fd, fetch, handlers, kernel, next, process, return_to_tcp, settings, signal, table,
+    dgram, fd, fetch, handlers, hidden, kernel, next, process, return_to_tcp, settings, signal,
+    table,
 };
 
 /// Moves every socket back to the kernel for good, because the library does not see what the process does from now on, or may not do what it does.
@@ -68,6 +70,35 @@ fn before_unshare(flags: c_int) -> Option<Finishing> {
         return Some(own_descriptors());
     }
     (flags & libc::CLONE_NEWUSER != 0).then(change)
+}
+
+/// With fewer descriptors allowed the kernel refuses the lists by which this library waits (`poll(2)`: `EINVAL`).
+const FEWEST_DESCRIPTORS: u64 = 8;
+
+/// A limit of this process is about to be set.
+unsafe fn before_limit(resource: c_uint, new: *const rlimit) {
+    let mut limit = rlimit {
+        rlim_cur: u64::MAX,
+        rlim_max: 0,
+    };
+    if resource != libc::RLIMIT_NOFILE || new.is_null() {
+        return;
+    }
+    let errno = crate::errno();
+    // SAFETY: a value of ours. What is not mapped is the kernel's to refuse.
+    let n = unsafe { checked::copy((&raw mut limit).cast(), new.cast(), size_of::<rlimit>()) };
+    if n == size_of::<rlimit>() && limit.rlim_cur < FEWEST_DESCRIPTORS {
+        everything_back(Why::Descriptors);
+    }
+    crate::set_errno(errno);
+}
+
+/// The same for a limit of any process.
+unsafe fn before_limit_of(process: pid_t, resource: c_uint, new: *const rlimit) {
+    if process == 0 || process.cast_unsigned() == std::process::id() {
+        // SAFETY: the caller's promise.
+        unsafe { before_limit(resource, new) }
+    }
 }
 
 /// To be called before; nothing is lent while what it returns lives.
@@ -168,6 +199,36 @@ weft_sys::interpose! {
     fn setns(fd: c_int, kind: c_int) -> c_int {
         let _nothing_lent = before_setns(kind);
         next::setns(fd, kind)
+    }
+
+    fn getrlimit(resource: c_uint, old: *mut rlimit) -> c_int {
+        let _own = hidden::LIMIT.lock_once();
+        next::getrlimit(resource, old)
+    }
+
+    fn getdtablesize() -> c_int {
+        let _own = hidden::LIMIT.lock_once();
+        next::getdtablesize()
+    }
+
+    fn getrlimit64(resource: c_uint, old: *mut rlimit) -> c_int { getrlimit(resource, old) }
+
+    fn setrlimit(resource: c_uint, new: *const rlimit) -> c_int {
+        before_limit(resource, new);
+        let _own = hidden::LIMIT.lock_once();
+        next::setrlimit(resource, new)
+    }
+
+    fn setrlimit64(resource: c_uint, new: *const rlimit) -> c_int { setrlimit(resource, new) }
+
+    fn prlimit(process: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
+        before_limit_of(process, resource, new);
+        let _own = hidden::LIMIT.lock_once();
+        next::prlimit(process, resource, new, old)
+    }
+
+    fn prlimit64(process: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
+        prlimit(process, resource, new, old)
     }
 
     fn prctl(op: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {

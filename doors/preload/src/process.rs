@@ -6,6 +6,7 @@
 
 use libc::{c_char, c_int, c_long, c_void, pid_t};
 use std::cell::Cell;
+use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
@@ -20,7 +21,7 @@ use crate::memory::{self, Blocks};
 use crate::private::Held;
 use crate::{
     dgram, edges, fd, handlers, hidden, kernel, ledger, lend, lock, next, return_to_tcp, ring_poll,
-    sets, signal, table,
+    sets, signal, spawn, table,
 };
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
@@ -66,6 +67,7 @@ type AllLocks = (
     Option<Held<Blocks>>,
     Option<edges::Map>,
     [Option<Held<()>>; 2],
+    Option<Held<Vec<(usize, PathBuf)>>>,
     ring_poll::Lists,
     Locks,
 );
@@ -127,8 +129,10 @@ extern "C" fn before_fork() {
     });
     let single = [hidden::LIMIT.lock_once(), KEPT.lock_once()];
     let edges = edges::before_fork();
+    let folders = spawn::before_fork();
     // Nothing is allocated from here on.
-    let all = (memory::BLOCKS.lock_once(), edges, single, lists, locks);
+    let memory = memory::BLOCKS.lock_once();
+    let all = (memory, edges, single, folders, lists, locks);
     let _ = HELD.try_with(|held| held.set(Some(all)));
 }
 
@@ -139,8 +143,8 @@ extern "C" fn in_parent() {
 }
 
 pub(crate) extern "C" fn in_child() {
-    if let Ok(Some((memory, edges, single, lists, locks))) = HELD.try_with(Cell::take) {
-        drop((memory, edges, single));
+    if let Ok(Some((memory, edges, single, folders, lists, locks))) = HELD.try_with(Cell::take) {
+        drop((memory, edges, single, folders));
         ring_poll::in_child(lists);
         drop(locks);
     }
@@ -205,11 +209,14 @@ pub(crate) fn watch_forks() {
 /// An exec under way: what it undoes if the exec fails.
 pub(crate) struct Exec {
     _nothing_lent: lend::Finishing,
+    /// The new program gets the limits of now.
+    own_limit: Option<Held<()>>,
     counted_out: Vec<&'static Conn>,
 }
 
 impl Drop for Exec {
     fn drop(&mut self) {
+        self.own_limit = None;
         for conn in &self.counted_out {
             let inside = conn.enter();
             fd::count_in_again(conn, conn.chan(&inside));
@@ -234,9 +241,11 @@ pub(crate) fn before_exec() -> Exec {
     if is_beside() {
         return Exec {
             _nothing_lent: nothing_lent,
+            own_limit: None,
             counted_out,
         };
     }
+    dgram::fork::at_end();
     conn::each(|_, conn| {
         let inside = conn.enter();
         let stays = staying.contains(&std::ptr::from_ref(conn));
@@ -246,6 +255,7 @@ pub(crate) fn before_exec() -> Exec {
     });
     Exec {
         _nothing_lent: nothing_lent,
+        own_limit: hidden::LIMIT.lock_once(),
         counted_out,
     }
 }
@@ -281,6 +291,7 @@ pub(crate) fn end() {
         return;
     }
     lend::finish_for_good();
+    dgram::fork::at_end();
     fd::leave_all();
 }
 
@@ -327,6 +338,7 @@ weft_sys::interpose! {
 
     fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
         before_spawn();
+        let _own_limit = hidden::LIMIT.lock_once();
         next::popen(command, mode)
     }
 

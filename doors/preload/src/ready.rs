@@ -69,6 +69,9 @@ pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &Big) {
         let taken = is_taken(&slow.regs, set, fd);
         let reg = &mut slow.regs[at];
         if number(set) == reg.number {
+            if chan.carrier != Carrier::Here {
+                edges::know(conn, reg, big);
+            }
             let _ = apply(reg, chan, false, taken);
         } else {
             forget(reg);
@@ -122,7 +125,7 @@ pub(crate) fn in_set(number: usize) -> Vec<&'static Conn> {
     found
 }
 
-/// Takes events out of the first `n` that TCP would not report, and returns how many are left.
+/// Takes events out of the first `n` that TCP would not report. Returns how many are left, and whether any was taken out.
 ///
 /// - The end of a bell: it ends when its peer closes the socket or dies, and the kernel shows that differently from the end of a TCP connection. The same
 ///   holds for a TCP connection that the kernel has ended by itself.
@@ -131,16 +134,16 @@ pub(crate) fn in_set(number: usize) -> Vec<&'static Conn> {
 ///
 /// # Safety
 /// As `epoll_wait(2)`, which has written `n` events.
-pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c_int {
+pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> (c_int, bool) {
     if n <= 0 {
-        return n;
+        return (n, false);
     }
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts_mut(events, n as usize) };
     let is_end = |event: &epoll_event| event.events & END != 0;
     let is_suspect = |event: &epoll_event| is_end(event) || edges::is_suspect(event.events);
     if !list.iter().any(is_suspect) {
-        return n as c_int;
+        return (n, false);
     }
     let big = big();
     let mut ends: Vec<u64> = list
@@ -156,7 +159,7 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
         let mut event = list[at];
         let of = event.u64;
         if is_end(&event) {
-            if moved.contains(&of) {
+            if moved.binary_search(&of).is_ok() {
                 continue;
             }
         } else if edges::is_suspect(event.events) {
@@ -169,13 +172,13 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
         kept += 1;
     }
     if ends.is_empty() {
-        return kept as c_int;
+        return (kept as c_int, kept < list.len());
     }
     // TCP is watched for its end beside a bell.
-    sets::merge_same(&mut list[..kept]) as c_int
+    (sets::join(&mut list[..kept], 0) as c_int, kept < list.len())
 }
 
-/// Moves the registrations of a set with one of these `data` (in order) whose bells have ended to their TCP sockets. Returns the `data` of those.
+/// Moves the registrations of a set with one of these `data` (in order) whose bells have ended to their TCP sockets. Returns the `data` of those, in order.
 fn move_ended(set: c_int, ends: &[u64], big: &Big) -> Vec<u64> {
     let mut moved = Vec::new();
     if ends.is_empty() {
@@ -213,6 +216,7 @@ fn move_ended(set: c_int, ends: &[u64], big: &Big) -> Vec<u64> {
         follow(conn, chan, big);
         moved.push(data);
     });
+    moved.sort_unstable();
     moved
 }
 

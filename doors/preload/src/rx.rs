@@ -543,6 +543,15 @@ fn sleep(
     match heard {
         Heard::Alive => Ok(bell::is_cut_in_fill(chan)),
         Heard::End => Ok(true),
+        Heard::Refused if chan.carrier == Carrier::Here => {
+            // On TCP the kernel waits in the receive itself.
+            conn.note(Why::Descriptors);
+            let _rx = chan.side().rx_lock.lock();
+            chan.stream.close(chan.peer());
+            bell::make_room(chan);
+            Ok(false)
+        }
+        Heard::Refused => Err(so_far(got, crate::errno())),
         // In the kernel such a receive waits once, and has no error to report.
         Heard::Late | Heard::Interrupted if want == 0 => Err(Step::Done(0)),
         Heard::Late => Err(so_far(got, libc::EAGAIN)),

@@ -8,6 +8,8 @@ use libc::{c_int, epoll_event};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
+use weft_run::events::same;
+
 use crate::iov::is_bad;
 use crate::next;
 use crate::table::{self, Entry};
@@ -101,43 +103,25 @@ pub(crate) unsafe fn merge(events: *mut epoll_event, n: c_int) -> c_int {
         return n;
     }
     // SAFETY: the kernel has written `n` events.
-    merge_same(unsafe { std::slice::from_raw_parts_mut(events, n as usize) }) as c_int
+    join(
+        unsafe { std::slice::from_raw_parts_mut(events, n as usize) },
+        0,
+    ) as c_int
 }
 
 /// Puts the events from `from` on, a second answer of the kernel, together with those before that are of the same registration: a level-triggered socket is in
-/// both, and a program that frees a connection at its event must not find it once more. Returns how many there are then.
+/// both, and a program that frees a connection at its event must not find it once more. 0: all with the same data. Returns how many there are then.
 pub(crate) fn join(events: &mut [epoll_event], from: usize) -> usize {
-    let mut kept = from;
-    for at in from..events.len() {
-        let event = events[at];
-        let of = |event: &epoll_event| event.u64;
-        let same = events[..from].iter().position(|it| of(it) == of(&event));
-        if let Some(same) = same {
-            events[same].events |= event.events;
-        } else {
-            events[kept] = event;
-            kept += 1;
-        }
+    let pairs = same(events.len(), from, |at| events[at].u64);
+    for &(at, first) in &pairs {
+        let both = events[first].events | events[at].events;
+        (events[first].events, events[at].events) = (both, 0);
     }
-    kept
-}
-
-/// Puts the events with the same data together. Returns how many are left.
-pub(crate) fn merge_same(events: &mut [epoll_event]) -> usize {
     let mut kept = 0;
     for at in 0..events.len() {
-        let event = events[at];
-        let data = event.u64;
-        let same = events[..kept].iter().position(|other| {
-            let other = *other;
-            let of = other.u64;
-            of == data
-        });
-        if let Some(same) = same {
-            let both = events[same].events | event.events;
-            events[same].events = both;
-        } else {
-            events[kept] = event;
+        // The kernel reports no event without a bit.
+        if pairs.is_empty() || events[at].events != 0 {
+            events[kept] = events[at];
             kept += 1;
         }
     }

@@ -15,6 +15,7 @@ use weft_run::meet::Why;
 
 use crate::conn::{self, Conn};
 use crate::iov::{is_bad, is_optional};
+use crate::patience::millis;
 use crate::stalled_ring::{patient, patient_until};
 use crate::table::{self, Entry};
 use crate::{
@@ -89,18 +90,6 @@ unsafe fn limit(timeout: *const timespec) -> Option<u64> {
         .checked_add(t.tv_nsec.cast_unsigned())
 }
 
-/// Nanoseconds of a time limit of `epoll_wait(2)`.
-fn in_ns(ms: c_int) -> Option<u64> {
-    u64::try_from(ms).ok().map(|ms| ms * 1_000_000)
-}
-
-/// A time limit of `epoll_wait(2)`, rounded up.
-fn in_ms(ns: Option<u64>) -> c_int {
-    ns.map_or(-1, |ns| {
-        c_int::try_from(ns.div_ceil(1_000_000)).unwrap_or(c_int::MAX)
-    })
-}
-
 /// Waits by `call` for a time limit, in nanoseconds (`None`: without end), until there are events that the program may see, of which there is room for `most`.
 unsafe fn wait_for_events(
     set: c_int,
@@ -111,15 +100,17 @@ unsafe fn wait_for_events(
     let mut left_ns = limit;
     let mut begun = 0;
     loop {
-        if begun == 0 && limit.is_some_and(|limit| limit > 0) && edges::has_any() {
+        if begun == 0 && limit.is_some_and(|limit| limit > 0) {
             begun = clock::now();
         }
         // SAFETY: the caller's promise; `call` has written as many events as it returns.
-        let (n, left) = unsafe {
+        let (left, is_changed) = unsafe {
             let n = sets::merge(events, call(left_ns));
-            (n, ready::settle(set, events, hosts::settle(set, events, n)))
+            let of_hosts = hosts::settle(set, events, n);
+            let (left, is_changed) = ready::settle(set, events, of_hosts);
+            (left, is_changed || of_hosts != n)
         };
-        if n <= 0 || left == n {
+        if left < 0 || !is_changed {
             return left;
         }
         left_ns = limit.map(|limit| match begun {
@@ -311,7 +302,7 @@ weft_sys::interpose! {
     }
 
     fn epoll_wait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
-        wait_for_events(set, (events, n), in_ns(timeout), |left| patient(in_ms(left), |timeout| {
+        wait_for_events(set, (events, n), clock::in_ns(timeout), |left| patient(millis(left), |timeout| {
             ring_poll::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
                 next::epoll_wait(set, events, n, if must_not_wait { 0 } else { timeout })
             })
@@ -319,7 +310,7 @@ weft_sys::interpose! {
     }
 
     fn epoll_pwait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-        wait_for_events(set, (events, n), in_ns(timeout), |left| patient(in_ms(left), |timeout| {
+        wait_for_events(set, (events, n), clock::in_ns(timeout), |left| patient(millis(left), |timeout| {
             ring_poll::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
                 next::epoll_pwait(set, events, n, if must_not_wait { 0 } else { timeout }, mask)
             })

@@ -21,7 +21,7 @@ use crate::lend::{self, Plan};
 use crate::lock::Held;
 use crate::patience::{Deadline, millis};
 use crate::{
-    direction, edges, hosts, kernel, link, next, ready, return_to_tcp, set_errno, signal,
+    direction, edges, hosts, idle, kernel, link, next, ready, return_to_tcp, set_errno, signal,
     stalled_ring,
 };
 
@@ -378,7 +378,7 @@ fn lent(
         return Lent::Sent;
     }
     match call.wait_for_fetch(conn, chan, offer) {
-        Heard::Alive | Heard::Late => Lent::Sent,
+        Heard::Alive | Heard::Late | Heard::Refused => Lent::Sent,
         Heard::Interrupted => Lent::Last,
         Heard::End => {
             direction::tx_after(conn, chan, Why::None);
@@ -444,6 +444,7 @@ unsafe fn publish(
     };
     stalled_ring::has_room(chan);
     side.tail.store(tail + n as u64, Relaxed);
+    idle::published(tail, tail + n as u64);
     let sent = sent + n;
     conn.row.count(Word::TxRing, n as u64);
     drop(held);
@@ -458,7 +459,7 @@ unsafe fn publish(
                 return Next::Over(Step::Done(sent as ssize_t));
             }
             Heard::Late => return Next::Over(Step::Done(conn.reset(chan, Why::Broken))),
-            Heard::Alive | Heard::Interrupted => {}
+            Heard::Alive | Heard::Interrupted | Heard::Refused => {}
         }
     }
     if sent == want {
@@ -515,7 +516,7 @@ unsafe fn step(
                         direction::tx_after(conn, chan, Why::None);
                         Next::Over(Step::Tcp(sent))
                     }
-                    Heard::Alive | Heard::Late => Next::More(sent),
+                    Heard::Alive | Heard::Late | Heard::Refused => Next::More(sent),
                 }
             }
             Plan::Lend {
@@ -641,6 +642,7 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
                 direction::stop_sending(conn, Why::SlowReader);
             }
             Heard::Alive | Heard::Late => {}
+            Heard::Refused => direction::stop_sending(conn, Why::Descriptors),
             Heard::Interrupted => return partial(sent, libc::EINTR),
         }
     }

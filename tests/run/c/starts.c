@@ -36,6 +36,26 @@ int main(int argc, char **argv) {
 	setvbuf(stdout, 0, _IONBF, 0);
 	if (is(way, "posix_spawn")) return posix_spawn(&pid, path, 0, 0, words, environ) ? 97 : ended(pid);
 	if (is(way, "posix_spawnp")) return posix_spawnp(&pid, name, 0, 0, words, environ) ? 97 : ended(pid);
+	if (is(way, "from_folder") || is(way, "from_opened_folder")) {
+		/* The program has only its name there. */
+		posix_spawn_file_actions_t actions;
+		char folder[512], relative[64];
+		snprintf(folder, sizeof folder, "%.*s", (int)(strlen(path) - strlen(name) - 1), path);
+		snprintf(relative, sizeof relative, "./%s", name);
+		posix_spawn_file_actions_init(&actions);
+		if (is(way, "from_folder")) posix_spawn_file_actions_addchdir_np(&actions, folder);
+		else posix_spawn_file_actions_addfchdir_np(&actions, open(folder, O_PATH | O_DIRECTORY));
+		int rc = posix_spawn(&pid, relative, &actions, 0, words, environ);
+		posix_spawn_file_actions_destroy(&actions);
+		return rc ? 97 : ended(pid);
+	}
+	if (is(way, "named_twice") || is(way, "named_last")) {
+		/* The GNU C library's loader reads the last one. */
+		const char *ours = getenv("LD_PRELOAD");
+		char last[4096], *env[] = {is(way, "named_twice") ? last : "LD_PRELOAD=", last, 0};
+		snprintf(last, sizeof last, "LD_PRELOAD=%s", ours);
+		execve(path, words, env);
+	}
 	if (is(way, "system") || is(way, "popen")) return in_shell(way, path);
 	if (is(way, "vfork")) {
 		if ((pid = vfork()) == 0) {

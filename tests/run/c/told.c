@@ -4,8 +4,10 @@
 
 #include "moments.h"
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/select.h>
 
@@ -361,6 +363,186 @@ static int long_lists(void)
 	return child_failed();
 }
 
+static int asked(int s, unsigned long what)
+{
+	int n = -1;
+
+	if (ioctl(s, what, &n))
+		exit(fail("ioctl", what));
+	return n;
+}
+
+// What the peer's receive buffer has room for is soon taken, and what is beyond is not, until the peer reads.
+static int bytes_not_taken(void)
+{
+	static char b[250000];
+	static const int sizes[] = {60000, 250000};
+	int s = halves(), q = 0, u = 0;
+	char c;
+
+	if (!child) {
+		for (int i = 0; i < 2; i++) {
+			if (read(s, &c, 1) != 1 || write(s, "r", 1) != 1)
+				exit(fail("word", i));
+			nap(300);
+			for (int got = 1; got < sizes[i];)
+				got += read(s, b, sizeof b);
+			write(s, "a", 1);
+		}
+		nap(300);
+		while (read(s, b, sizeof b) > 0)
+			;
+		exit(0);
+	}
+	for (int i = 0; i < 2; i++) {
+		if (send(s, b, sizes[i], MSG_DONTWAIT) != sizes[i] || read(s, &c, 1) != 1)
+			return fail("send", i);
+		nap(100);
+		q = asked(s, SIOCOUTQ), u = asked(s, SIOCOUTQNSD);
+		printf("of %d: %s", sizes[i], q > 0 ? "some not taken" : "all taken");
+		printf(", %s\n", u == q ? "and not sent" : "other");
+		// Programs wait like this before they close.
+		while (asked(s, SIOCOUTQ) > 0)
+			nap(1);
+		if (read(s, &c, 1) != 1)
+			return fail("answer", i);
+		printf("in the end %d %d\n", asked(s, SIOCOUTQ), asked(s, SIOCOUTQNSD));
+	}
+	// The end of the direction changes nothing for its bytes.
+	if (send(s, b, sizeof b, MSG_DONTWAIT) != sizeof b || shutdown(s, SHUT_WR))
+		return fail("end", 0);
+	nap(100);
+	printf("at the end %s", asked(s, SIOCOUTQ) > 0 ? "some not taken" : "all taken");
+	while (asked(s, SIOCOUTQ) > 0)
+		nap(1);
+	printf(", then %d\n", asked(s, SIOCOUTQ));
+	close(s);
+	return child_failed();
+}
+
+static const char *errno_now(long n)
+{
+	return n >= 0 ? "sent" : errno == ECONNREFUSED ? "refused" : errno == EAGAIN ? "nothing" : "other";
+}
+
+// A receiver has gone: the send after the next one has the error, or a receive, or SO_ERROR.
+static int datagrams_to_nobody(void)
+{
+	for (int way = 0; way < 5; way++) {
+		struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+		socklen_t n = sizeof a;
+		int s = socket(AF_INET, SOCK_DGRAM, 0), from = socket(AF_INET, SOCK_DGRAM, 0), error = 0;
+		char c[8];
+
+		if (bind(s, (void *)&a, n) || getsockname(s, (void *)&a, &n) || connect(from, (void *)&a, n))
+			return fail("bind", 0);
+		for (int i = 0; i < 20; i++)
+			if (write(from, "abc", 3) != 3 || asked(s, FIONREAD) != 3 || read(s, c, 8) != 3 || asked(s, FIONREAD) != 0)
+				return fail("speak", i);
+		// An empty one, and two of which the first counts.
+		if (write(from, "", 0) || write(from, "ab", 2) != 2 || write(from, "abcd", 4) != 4)
+			return fail("write", 0);
+		printf("first %d", asked(s, FIONREAD));
+		for (int i = 0; i < 2; i++) {
+			recv(s, c, 8, 0);
+			printf(", then %d", asked(s, FIONREAD));
+		}
+		// One stays unread.
+		close(s);
+		printf("\n%d:", way);
+		for (int i = 0; i < 6; i++) {
+			long rc = 0;
+			struct pollfd p = {from, POLLIN, 0};
+			switch (i % 2 ? way : 0) {
+			case 0:
+				rc = send(from, "x", 1, MSG_DONTWAIT);
+				break;
+			case 1:
+				rc = recv(from, c, 8, MSG_DONTWAIT);
+				break;
+			case 2:
+				n = sizeof error;
+				getsockopt(from, SOL_SOCKET, SO_ERROR, &error, &n);
+				printf(" error %d", error);
+				break;
+			case 3:
+				rc = poll(&p, 1, 0);
+				printf(" poll %ld %x", rc, p.revents);
+				break;
+			case 4:
+				rc = write(from, "xy", 2);
+				break;
+			}
+			printf(" %s", errno_now(rc));
+		}
+		puts("");
+		close(from);
+	}
+	return 0;
+}
+
+// The same of a receiver in another process, which ends or is killed.
+static int datagrams_to_a_dead_process(void)
+{
+	for (int way = 0; way < 2; way++) {
+		struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+		socklen_t n = sizeof a;
+		int pair[2], s;
+		char c;
+
+		socketpair(AF_UNIX, SOCK_STREAM, 0, pair);
+		child = fork();
+		s = socket(AF_INET, SOCK_DGRAM, 0);
+		if (!child) {
+			if (bind(s, (void *)&a, n) || getsockname(s, (void *)&a, &n) || write(pair[1], &a, n) != n)
+				exit(1);
+			for (int i = 0; i < 20; i++)
+				if (read(s, &c, 1) != 1 || write(pair[1], "r", 1) != 1)
+					exit(1);
+			if (way)
+				raise(SIGKILL);
+			exit(0);
+		}
+		if (read(pair[0], &a, n) != n || connect(s, (void *)&a, n))
+			return fail("connect", way);
+		for (int i = 0; i < 20; i++)
+			if (write(s, "x", 1) != 1 || read(pair[0], &c, 1) != 1)
+				return fail("speak", i);
+		child_failed();
+		// The death of a killed receiver is noticed within 50 ms.
+		nap(way ? 100 : 0);
+		printf("%d:", way);
+		for (int i = 0; i < 4; i++)
+			printf(" %s", errno_now(send(s, "x", 1, MSG_DONTWAIT)));
+		puts("");
+		close(s);
+	}
+	return 0;
+}
+
+// Another socket is bound to the same port of another address, again and again.
+static int binds_elsewhere(void)
+{
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n = sizeof a;
+	int s = socket(AF_INET, SOCK_DGRAM, 0), from = socket(AF_INET, SOCK_DGRAM, 0);
+	char c;
+
+	if (bind(s, (void *)&a, n) || getsockname(s, (void *)&a, &n) || connect(from, (void *)&a, n))
+		return fail("bind", 0);
+	a.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+	for (int i = 0; i < 100; i++) {
+		if (write(from, "x", 1) != 1 || read(s, &c, 1) != 1)
+			return fail("speak", i);
+		if (i % 10 == 9) {
+			int other = socket(AF_INET, SOCK_DGRAM, 0);
+			if (bind(other, (void *)&a, n) || close(other))
+				return fail("bind elsewhere", i);
+		}
+	}
+	return 0;
+}
+
 static const struct test TESTS[] = {
 	{"edges_of_what_is_looked_at", edges_of_what_is_looked_at},
 	{"edges_of_room", edges_of_room},
@@ -370,6 +552,10 @@ static const struct test TESTS[] = {
 	{"datagrams_fire_once", datagrams_fire_once},
 	{"long_lists", long_lists},
 	{"datagrams_as_asked", datagrams_as_asked},
+	{"bytes_not_taken", bytes_not_taken},
+	{"binds_elsewhere", binds_elsewhere},
+	{"datagrams_to_nobody", datagrams_to_nobody},
+	{"datagrams_to_a_dead_process", datagrams_to_a_dead_process},
 };
 
 int main(int argc, char **argv)

@@ -466,7 +466,67 @@ static int recvmmsg_ends_at_its_limit(void)
 	return 0;
 }
 
+// A send to a name, which TCP does not look at, but has to be one.
+static int names_of_sends(void)
+{
+	struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(9)};
+	char long_name[500] = "";
+	int a, b, wrong = 0;
+	char c[9];
+
+	ends(&a, &b);
+	wrong += sendto(a, "ab", 2, 0, (void *)&any, sizeof any) != 2;
+	wrong += sendto(a, "ab", 2, 0, (void *)long_name, 3) != 2;
+	wrong += sendto(a, "ab", 2, 0, (void *)long_name, sizeof long_name) != -1 || errno != EINVAL;
+	wrong += sendto(a, "ab", 2, 0, (void *)8, sizeof any) != -1 || errno != EFAULT;
+	wrong += recv(b, c, sizeof c, MSG_DONTWAIT) != 4;
+	return wrong ? fail("wrong answers", wrong) : 0;
+}
+
+static struct rlimit own_limit;
+static volatile int is_over;
+static long other_limits;
+
+static void *looks_at_limit(void *none)
+{
+	struct rlimit now;
+
+	for (int i = 0; !is_over; i++) {
+		if (i % 3 == 0)
+			getrlimit(RLIMIT_NOFILE, &now);
+		else if (i % 3 == 1)
+			prlimit(0, RLIMIT_NOFILE, 0, &now);
+		else
+			syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, &now);
+		other_limits += getdtablesize() != (int)own_limit.rlim_cur;
+		other_limits += now.rlim_cur != own_limit.rlim_cur || now.rlim_max != own_limit.rlim_max;
+	}
+	return none;
+}
+
+// The limit of descriptors is always the one that the program has set, whatever its other threads do.
+static int limit_is_the_programs(void)
+{
+	pthread_t other;
+	int a, b;
+
+	getrlimit(RLIMIT_NOFILE, &own_limit);
+	own_limit.rlim_cur = 256;
+	if (setrlimit(RLIMIT_NOFILE, &own_limit) || pthread_create(&other, 0, looks_at_limit, 0))
+		return fail("limit", 0);
+	for (int i = 0; i < 100; i++) {
+		ends(&a, &b);
+		close(a);
+		close(b);
+	}
+	is_over = 1;
+	pthread_join(other, 0);
+	return other_limits ? fail("another limit, times", other_limits) : 0;
+}
+
 static const struct test TESTS[] = {
+	{"names_of_sends", names_of_sends},
+	{"limit_is_the_programs", limit_is_the_programs},
 	{"messages_of_fast_open", messages_of_fast_open},
 	{"recvmmsg_ends_at_its_limit", recvmmsg_ends_at_its_limit},
 	{"set_of_a_fork", set_of_a_fork},

@@ -5,7 +5,10 @@
 #include <poll.h>
 #include <pthread.h>
 #include <time.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/select.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 
 static void limit(int s, int name, int ms)
@@ -163,6 +166,216 @@ static int what_failures_leave(void)
 	return 0;
 }
 
+// The limit of descriptors is `most`, set by this process or by its child, whom no library sees.
+static void few(int most, int by_child)
+{
+	struct rlimit few = {most, most};
+	pid_t parent = getpid();
+
+	if (!by_child) {
+		if (setrlimit(RLIMIT_NOFILE, &few))
+			exit(fail("setrlimit", most));
+		return;
+	}
+	pid_t other = fork();
+	if (other == 0)
+		_exit(syscall(SYS_prlimit64, parent, RLIMIT_NOFILE, &few, 0) != 0);
+	waitpid(other, 0, 0);
+}
+
+// A process that may have no more descriptors waits for bytes as before, for room too.
+static int waits_of_few_descriptors(int most, int by_child)
+{
+	static char bytes[4 << 20];
+	struct timespec used;
+	int s = halves();
+	char b[4];
+
+	if (!child) {
+		nap(400);
+		send(s, "ab", 2, 0);
+		nap(400);
+		for (size_t got = 0; got < sizeof bytes;) {
+			ssize_t n = recv(s, bytes, 50000, 0);
+			if (n <= 0)
+				exit(fail("bytes", got));
+			got += n;
+			nap(1);
+		}
+		nap(400);
+		send(s, "cd", 2, 0);
+		exit(0);
+	}
+	few(most, by_child);
+	printf("%zd\n", recv(s, b, sizeof b, 0));
+	printf("%zd\n", send(s, bytes, sizeof bytes, 0));
+	printf("%zd\n", recv(s, b, sizeof b, 0));
+	printf("%zd\n", recv(s, b, sizeof b, 0));
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+	printf("%s\n", used.tv_sec == 0 && used.tv_nsec < 400000000 ? "slept" : "did not sleep");
+	return child_failed();
+}
+
+static int waits_without_descriptors(void)
+{
+	return waits_of_few_descriptors(0, 0);
+}
+
+static int waits_without_descriptors_by_another(void)
+{
+	return waits_of_few_descriptors(1, 1);
+}
+
+// One of two sockets that know each other; the other process has the other one.
+static int datagram_half(int pipe_between)
+{
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof a;
+	int s = socket(AF_INET, SOCK_DGRAM, 0);
+
+	if (bind(s, (void *)&a, len) || getsockname(s, (void *)&a, &len) || write(pipe_between, &a, len) != len)
+		exit(fail("bind", 0));
+	if (read(pipe_between, &a, len) != len || connect(s, (void *)&a, len))
+		exit(fail("connect", 0));
+	return s;
+}
+
+static int datagrams_without_descriptors_by(int by_child)
+{
+	int between[2], s;
+	char b[4];
+
+	socketpair(AF_UNIX, SOCK_STREAM, 0, between);
+	child = fork();
+	s = datagram_half(between[!child]);
+	for (int i = 0; i < 20; i++) {
+		if (child)
+			send(s, "ping", 4, 0);
+		recv(s, b, 4, 0);
+		if (!child)
+			send(s, "pong", 4, 0);
+	}
+	if (!child) {
+		nap(400);
+		send(s, "ab", 2, 0);
+		exit(0);
+	}
+	few(1, by_child);
+	printf("%zd\n", recv(s, b, 4, 0));
+	return child_failed();
+}
+
+static int datagrams_without_descriptors(void)
+{
+	return datagrams_without_descriptors_by(0);
+}
+
+static int datagrams_without_descriptors_by_another(void)
+{
+	return datagrams_without_descriptors_by(1);
+}
+
+// There are as many descriptors as the list of poll has, and the numbers below the limit are all taken.
+static int poll_of_all_descriptors(void)
+{
+	struct pollfd list[16] = {0};
+	int s = halves(), n;
+
+	if (!child) {
+		nap(300);
+		send(s, "ab", 2, 0);
+		exit(0);
+	}
+	while ((n = dup(0)) >= 0 && n < 15)
+		;
+	close(n);
+	few(n, 0);
+	for (int i = 0; i < n; i++)
+		list[i] = (struct pollfd){i == s ? s : -1, POLLIN, 0};
+	int rc = poll(list, n, 5000);
+	printf("%d %d %x\n", n, rc, list[s].revents);
+	return child_failed();
+}
+
+#define MUCH 500000
+
+static void give(int s, int seed)
+{
+	static char b[MUCH];
+
+	for (int i = 0; i < MUCH; i++)
+		b[i] = (i + seed) * 2654435761u >> 13;
+	for (int n = 0; n < MUCH;) {
+		ssize_t k = send(s, b + n, MUCH - n, 0);
+		if (k < 0)
+			exit(fail("send", n));
+		n += k;
+	}
+}
+
+static void take(int s, int seed)
+{
+	static char b[MUCH];
+
+	if (recv(s, b, MUCH, MSG_WAITALL) != MUCH)
+		exit(fail("receive", seed));
+	for (int i = 0; i < MUCH; i++)
+		if (b[i] != (char)((i + seed) * 2654435761u >> 13))
+			exit(fail("byte", i));
+}
+
+// KiB of this process's memory that are of rings.
+static int ring_memory(void)
+{
+	char line[512];
+	int sum = 0, n, is_ring = 0;
+	FILE *f = fopen("/proc/self/smaps", "r");
+
+	while (fgets(line, sizeof line, f)) {
+		if (strchr(line, '-') && strstr(line, " rw-s "))
+			is_ring = strstr(line, "weft-run-ring") != 0;
+		else if (is_ring && sscanf(line, "Rss: %d", &n) == 1)
+			sum += n;
+	}
+	fclose(f);
+	return sum;
+}
+
+// A connection that has moved much, and is idle now, has little memory; by each way to wait.
+static int memory_of_idle_connections(void)
+{
+	int s = halves(), set = epoll_create1(0);
+	struct epoll_event e = {.events = EPOLLIN};
+	struct pollfd p = {s, POLLIN, 0};
+	char c;
+
+	epoll_ctl(set, EPOLL_CTL_ADD, s, &e);
+	for (int i = 0; i < 3; i++) {
+		if (!child) {
+			take(s, i);
+			give(s, ~i);
+			// This waits in the receive.
+			if (recv(s, &c, 1, 0) != 1)
+				exit(fail("word", i));
+			continue;
+		}
+		give(s, i);
+		take(s, ~i);
+		printf("%s", ring_memory() == 0 || ring_memory() > 300 ? "in use" : "small");
+		long begun = now_ms();
+		for (int k = 0; k < (i == 2 ? 40 : 1); k++) {
+			int n = i == 0 ? poll(&p, 1, 4000) : i == 1 ? epoll_wait(set, &e, 1, 4000) : poll(&p, 1, 100);
+			if (n)
+				return fail("poll", n);
+		}
+		printf(", %s, waited %ld\n", ring_memory() <= 160 ? "small" : "large", (now_ms() - begun) / 1000);
+		if (write(s, "x", 1) != 1)
+			return fail("word", i);
+	}
+	close(s);
+	return child_failed();
+}
+
 static const struct test TESTS[] = {
 	{"limit_of_a_send", limit_of_a_send},
 	{"limit_of_a_receive", limit_of_a_receive},
@@ -170,6 +383,12 @@ static const struct test TESTS[] = {
 	{"poll_tells_of_a_kill", poll_tells_of_a_kill},
 	{"select_for_exceptions", select_for_exceptions},
 	{"what_failures_leave", what_failures_leave},
+	{"waits_without_descriptors", waits_without_descriptors},
+	{"waits_without_descriptors_by_another", waits_without_descriptors_by_another},
+	{"datagrams_without_descriptors", datagrams_without_descriptors},
+	{"datagrams_without_descriptors_by_another", datagrams_without_descriptors_by_another},
+	{"memory_of_idle_connections", memory_of_idle_connections},
+	{"poll_of_all_descriptors", poll_of_all_descriptors},
 };
 
 int main(int argc, char **argv)

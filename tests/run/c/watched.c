@@ -207,12 +207,104 @@ static int set_that_is_passed_on(void)
 	return 0;
 }
 
+#define BUSY 6
+
+// Both ends of a connection that is on rings.
+static void ends(int *a, int *b)
+{
+	struct sockaddr_in at;
+	int l = listener(&at);
+	char c[4];
+
+	*a = dial(&at);
+	*b = accept(l, 0, 0);
+	close(l);
+	for (int i = 0; i < 20; i++)
+		for (int turn = 0; turn < 2; turn++)
+			if (write(turn ? *b : *a, "ping", 4) != 4 || recv(turn ? *a : *b, c, 4, MSG_WAITALL) != 4)
+				exit(fail("first words", i));
+}
+
+// Connections and pipes are always ready, and few events are asked for at a time: each is reported.
+static int none_starves(int most, int edge, int wait_ms)
+{
+	int from[2 * BUSY], into[2 * BUSY], seen[2 * BUSY] = {0}, two[2];
+	struct epoll_event e[8];
+	char c;
+
+	set = epoll_create1(0);
+	for (int i = 0; i < 2 * BUSY; i++) {
+		if (i < BUSY) {
+			ends(&into[i], &from[i]);
+		} else {
+			if (pipe(two))
+				return fail("pipe", i);
+			from[i] = two[0], into[i] = two[1];
+		}
+		struct epoll_event one = {.events = EPOLLIN | edge, .data.u32 = i};
+		if (epoll_ctl(set, EPOLL_CTL_ADD, from[i], &one) || write(into[i], "x", 1) != 1)
+			return fail("busy", i);
+	}
+	for (int turn = 0; turn < 20000; turn++) {
+		int n = epoll_wait(set, e, most, wait_ms);
+		if (n < 1)
+			return fail("epoll_wait", n);
+		for (int i = 0; i < n; i++) {
+			int at = e[i].data.u32;
+			seen[at]++;
+			if (read(from[at], &c, 1) != 1 || write(into[at], "x", 1) != 1)
+				return fail("not ready", at);
+		}
+	}
+	// A fair share is a twelfth of the events; rings may have most of them.
+	for (int i = 0; i < 2 * BUSY; i++) {
+		printf("%d %s\n", i, seen[i] >= 20 ? "is seen" : "starves");
+	}
+	return 0;
+}
+
+static int none_starves_at_1(void)
+{
+	return none_starves(1, 0, 1000);
+}
+
+static int none_starves_at_1_by_edges(void)
+{
+	return none_starves(1, EPOLLET, 1000);
+}
+
+static int none_starves_at_1_without_waits(void)
+{
+	return none_starves(1, 0, 0);
+}
+
+static int none_starves_at_4(void)
+{
+	return none_starves(4, 0, 1000);
+}
+
+static int none_starves_at_4_by_edges(void)
+{
+	return none_starves(4, EPOLLET, 1000);
+}
+
+static int none_starves_at_4_without_waits(void)
+{
+	return none_starves(4, 0, 0);
+}
+
 static const struct test TESTS[] = {
 	{"select_on_a_set", select_on_a_set},
 	{"set_that_is_passed_on", set_that_is_passed_on},
 	{"sleeper_before_the_first_connection", sleeper_before_the_first_connection},
 	{"sleeper_and_a_connection_that_returns", sleeper_and_a_connection_that_returns},
 	{"sleeper_beside_an_older_set", sleeper_beside_an_older_set},
+	{"none_starves_at_1", none_starves_at_1},
+	{"none_starves_at_1_by_edges", none_starves_at_1_by_edges},
+	{"none_starves_at_1_without_waits", none_starves_at_1_without_waits},
+	{"none_starves_at_4", none_starves_at_4},
+	{"none_starves_at_4_by_edges", none_starves_at_4_by_edges},
+	{"none_starves_at_4_without_waits", none_starves_at_4_without_waits},
 };
 
 int main(int argc, char **argv)

@@ -1,6 +1,8 @@
 //! Calls that few programs make, on a connection that has gone over. Each test is one of `c/unusual.c`, and holds on plain TCP too.
 
 weft_run_tests::as_on_tcp! { "unusual":
+    names_of_sends
+    limit_is_the_programs
     messages_of_fast_open
     recvmmsg_ends_at_its_limit
     set_of_a_fork

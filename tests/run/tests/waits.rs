@@ -7,4 +7,10 @@ weft_run_tests::as_on_tcp! { "waits":
     poll_tells_of_a_kill
     select_for_exceptions
     what_failures_leave
+    waits_without_descriptors
+    waits_without_descriptors_by_another
+    datagrams_without_descriptors
+    datagrams_without_descriptors_by_another
+    memory_of_idle_connections
+    poll_of_all_descriptors
 }

@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -282,7 +282,10 @@ fn warnings(program: &Path) -> Vec<String> {
         }
     }
     // An unreadable file may be executable.
-    match File::open(program).and_then(|file| elf::kind(&file)) {
+    let Some(file) = elf::open(program) else {
+        return warnings;
+    };
+    match elf::kind(&file) {
         Ok(Kind::Static) => {
             warnings.push("it is linked statically: no library of ours is loaded".into());
         }
@@ -302,12 +305,8 @@ fn warnings(program: &Path) -> Vec<String> {
                 ));
             }
         }
-        Ok(Kind::Script(interpreter)) => {
-            let interpreter = PathBuf::from(interpreter);
-            let is_script = File::open(&interpreter)
-                .and_then(|file| elf::kind(&file))
-                .is_ok_and(|kind| matches!(kind, Kind::Script(_)));
-            if !is_script && interpreter != program {
+        Ok(Kind::Script(_)) => {
+            if let Some(interpreter) = elf::interpreter(&file, Path::new("")) {
                 let of = interpreter.display().to_string();
                 let texts = self::warnings(&interpreter);
                 warnings.extend(texts.into_iter().map(|text| format!("by {of}: {text}")));

@@ -31,8 +31,8 @@ pub fn trust_others() {
     TRUST.store(true, Ordering::SeqCst);
 }
 
-/// Makes a new anonymous shared mapping by `make`, and remembers it. `make` returns its address, or `None`.
-pub fn made_shared(make: impl FnOnce() -> Option<*const u8>) {
+/// See [`made_shared`](super::made_shared).
+pub(super) fn made(make: impl FnOnce() -> Option<*const u8>) {
     let begun = BEGUN.load(Ordering::SeqCst);
     let quiet = ENDED.load(Ordering::SeqCst) == begun;
     let object = make().and_then(|at| mapping::object_at(at.addr()));

@@ -11,7 +11,7 @@ use weft_run::meet::Why;
 use super::{Dgram, POOL, Pool};
 use crate::private::Held;
 use crate::table::{Entry, each_socket, put};
-use crate::{kernel, ledger};
+use crate::{kernel, ledger, signal};
 
 thread_local! {
     /// Held from before a fork until after it.
@@ -73,6 +73,15 @@ impl Dgram {
             crate::hidden::close(bell);
         }
     }
+}
+
+/// This process ends, or becomes another program: senders go back to the kernel, which refuses their datagrams when the socket is closed.
+pub(crate) fn at_end() {
+    each_socket(|_, d: &'static Dgram| {
+        if !d.is_deaf() && !signal::is_inside(d) {
+            d.rx().close_all();
+        }
+    });
 }
 
 /// Another program may get our sockets.

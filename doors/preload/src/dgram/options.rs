@@ -5,12 +5,14 @@
 //! As `setsockopt(2)` and `ioctl(2)`.
 
 use libc::{c_int, c_ulong, c_void, socklen_t};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
 use super::{Dgram, of, tx};
-use crate::{kernel, signal, table};
+use crate::kernel::{self, borrowed};
+use crate::{signal, table};
 
 /// The time limits with 64-bit times.
 const SO_RCVTIMEO_NEW: c_int = 66;
@@ -174,13 +176,20 @@ pub(crate) fn connected(fd: c_int) {
 pub(crate) fn bound(fd: c_int) {
     let Some(d) = of(fd) else { return };
     let mut port = None;
+    let own = weft_sys::tcp::local_addr(borrowed(fd)).map(|own| own.ip().to_canonical());
+    let peer = weft_sys::tcp::peer_addr(borrowed(fd)).ok();
+    let peer = peer.map(|peer| SocketAddr::new(peer.ip().to_canonical(), peer.port()));
+    let takes = |from: SocketAddr, to: IpAddr| {
+        (own.as_ref()).is_ok_and(|own| own.is_unspecified() || *own == to)
+            && peer.is_none_or(|peer| peer == from)
+    };
     table::each_socket(|number, other: &'static Dgram| {
         if std::ptr::eq(d, other) || !other.inbound.load(SeqCst) || signal::is_inside(other) {
             return;
         }
         let port = *port.get_or_insert_with(|| kernel::local_port(fd));
         if port.is_some() && kernel::local_port(number) == port {
-            other.rx().close_all();
+            other.rx().close_those(takes);
         }
     });
 }

@@ -176,6 +176,14 @@ impl Rx {
         }
     }
 
+    /// The same for the senders from and to such addresses.
+    pub(crate) fn close_those(&mut self, which: impl Fn(SocketAddr, IpAddr) -> bool) {
+        let links = self.links.iter();
+        for link in links.filter(|link| which(link.from, link.to)) {
+            link.stream.close(SENDER);
+        }
+    }
+
     pub(crate) fn has_data(&self) -> bool {
         self.links.iter().any(In::has_data)
     }

@@ -161,9 +161,14 @@ fn sleep(
     let left = deadline.map_or(-1, |at| at.saturating_sub(precise_ms()).max(0));
     let left = c_int::try_from(left).unwrap_or(c_int::MAX);
     let n = signal::outside(|| kernel::poll(&mut list, left));
+    if n < 0 && crate::errno() != libc::EINTR {
+        // The limit of descriptors is too low for this list.
+        d.plain(Why::Descriptors);
+        return (!d.rx().has_data()).then(|| from_kernel(fd, d, kernel(0), flags));
+    }
     if n < 0 {
         // With a time limit the kernel does not restart the call by itself.
-        if crate::errno() == libc::EINTR && deadline.is_none() && !signal::interrupts() {
+        if deadline.is_none() && !signal::interrupts() {
             return None;
         }
         return Some(-1);

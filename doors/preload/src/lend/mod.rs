@@ -446,7 +446,9 @@ fn wait(chan: &Chan, completed: u64, offer: Option<&Offer>) -> Heard {
         let word = stream.completion_word(role);
         match signal::outside(|| kernel::sleep_on(word, seen, PATIENCE_MS.into())) {
             -1 | libc::EINTR if signal::interrupts() => return Heard::Interrupted,
-            libc::ETIMEDOUT => {
+            0 | -1 | libc::EINTR => {}
+            // The time is over, or the kernel does not let this thread sleep.
+            _ => {
                 if is_done() {
                     return Heard::Alive;
                 }
@@ -459,7 +461,6 @@ fn wait(chan: &Chan, completed: u64, offer: Option<&Offer>) -> Heard {
                 }
                 progress = now;
             }
-            _ => {}
         }
     }
 }
