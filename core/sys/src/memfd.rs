@@ -248,19 +248,8 @@ impl Mapping {
 
     /// Gives the memory behind it back; its bytes are zeros then, in the file too.
     pub fn clear(&self) {
-        self.clear_range(0, self.len);
-    }
-
-    /// The same for a page-aligned range.
-    pub fn clear_range(&self, offset: usize, len: usize) {
-        if offset > self.len || len > self.len - offset {
-            return;
-        }
-        // SAFETY: a range of our own mapping; others may change its bytes at any time, and so may this.
-        let _ = unsafe {
-            let at = self.ptr.as_ptr().add(offset).cast();
-            madvise(at, len, Advice::LinuxRemove)
-        };
+        // SAFETY: our own mapping; others may change its bytes at any time, and so may this.
+        let _ = unsafe { madvise(self.ptr.as_ptr().cast(), self.len, Advice::LinuxRemove) };
     }
 
     /// A word of it, which others may change at any time.

@@ -15,7 +15,7 @@ use weft_run::meet::Why;
 
 use crate::chan::{Chan, Side};
 use crate::patience::millis;
-use crate::{clock, hidden, idle, kernel, next, signal};
+use crate::{clock, hidden, kernel, next, signal};
 
 /// Two connected ends with small buffers.
 pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
@@ -120,18 +120,7 @@ pub(crate) fn wait_in(chan: &Chan, fd: c_int, left: Option<u64>, has_some: bool)
     let begun = clock::now();
     loop {
         let rest = left.map(|left| left.saturating_sub(clock::now() - begun));
-        let slice = idle::interval(millis(rest));
-        let most = slice.unwrap_or(millis(rest));
-        let wait = || {
-            let n = kernel::poll(&mut list, most);
-            if n == 0 {
-                // Here, where the thread is in no call on the socket.
-                idle::look();
-            }
-            n
-        };
-        match signal::outside(wait) {
-            0 if slice.is_some() => {}
+        match signal::outside(|| kernel::poll(&mut list, millis(rest))) {
             0 => return Heard::Late,
             1.. if list[0].revents == libc::POLLIN => return Heard::Alive,
             1.. if list[0].revents != 0 => return probe(bell),

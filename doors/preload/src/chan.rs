@@ -75,9 +75,6 @@ pub(crate) struct Side {
     pub(crate) patience: Patience,
     /// When a sender was found held back first, in milliseconds; 0: it is not.
     pub(crate) held_since: AtomicU64,
-    /// Our tail at the last look for idle rings, and when our ring's pages were given back last (under `tx_lock`): see idle.rs.
-    pub(crate) seen: AtomicU64,
-    pub(crate) given: AtomicU64,
 }
 
 impl Side {

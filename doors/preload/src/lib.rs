@@ -11,7 +11,7 @@
 //!
 //! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `private`, `memory`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
-//! - `chan`, `conn`, `idle`, `bell`: a TCP socket and its channel
+//! - `chan`, `conn`, `bell`: a TCP socket and its channel
 //! - `sets`, `long_list`, `regs`, `ring_poll`, `ready`, and `dgram`: epoll; UDP sockets
 //! - `direction`, `lend`, `fetch`, `stalled_ring`: each direction onto its ring and back; large sends from the program's memory
 //! - `hosts`, `link`: how a connection comes to a channel
@@ -46,7 +46,6 @@ mod fetch;
 mod handlers;
 mod hidden;
 mod hosts;
-mod idle;
 mod io;
 mod iov;
 mod kernel;

@@ -14,7 +14,7 @@ use weft_run::meet::Why;
 use crate::bell::PATIENCE_MS;
 use crate::chan::Chan;
 use crate::conn::Conn;
-use crate::{clock, direction, idle, table};
+use crate::{clock, direction, table};
 
 /// Rings of this process that a send found full. May be too high after a fork; then waits are cut for nothing until the next look.
 static FULL: AtomicU32 = AtomicU32::new(0);
@@ -79,29 +79,20 @@ fn look() -> bool {
     !stuck.is_empty()
 }
 
-/// Waits by `call` for `timeout` milliseconds (-1: for ever), with looks in between while a ring is full, or may have memory to give back.
+/// Waits by `call` for `timeout` milliseconds (-1: for ever), with looks in between while a ring is full.
 pub(crate) fn patient(timeout: c_int, mut call: impl FnMut(c_int) -> c_int) -> c_int {
     let mut left = timeout;
     loop {
-        idle::look();
-        let has_full = FULL.load(Relaxed) != 0;
-        let slice = if has_full {
-            (!(0..=PATIENCE_MS).contains(&left)).then_some(PATIENCE_MS)
-        } else {
-            idle::interval(left)
-        };
-        let Some(slice) = slice else {
+        if FULL.load(Relaxed) == 0 || (0..=PATIENCE_MS).contains(&left) {
             return call(left);
-        };
-        let n = call(slice);
+        }
+        let n = call(PATIENCE_MS);
         if n != 0 {
             return n;
         }
-        if has_full {
-            look();
-        }
+        look();
         if left > 0 {
-            left = (left - slice).max(0);
+            left = (left - PATIENCE_MS).max(0);
         }
     }
 }
@@ -111,6 +102,9 @@ pub(crate) fn patient_until(
     timeout: *const timespec,
     mut call: impl FnMut(*const timespec) -> c_int,
 ) -> c_int {
+    if FULL.load(Relaxed) == 0 {
+        return call(timeout);
+    }
     // SAFETY: the caller's, or none.
     let given = unsafe { timeout.as_ref() };
     let millis = given.map_or(-1, |t| {
@@ -120,10 +114,6 @@ pub(crate) fn patient_until(
             .saturating_add((t.tv_nsec + 999_999) / 1_000_000);
         c_int::try_from(millis).unwrap_or(c_int::MAX)
     });
-    if FULL.load(Relaxed) == 0 && idle::interval(millis).is_none() {
-        idle::look();
-        return call(timeout);
-    }
     patient(millis, |millis| match u64::try_from(millis) {
         Ok(millis) => call(&clock::timespec(millis * 1_000_000)),
         Err(_) => call(std::ptr::null()),

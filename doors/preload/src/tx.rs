@@ -21,7 +21,7 @@ use crate::lend::{self, Plan};
 use crate::lock::Held;
 use crate::patience::{Deadline, millis};
 use crate::{
-    direction, edges, hosts, idle, kernel, link, next, ready, return_to_tcp, set_errno, signal,
+    direction, edges, hosts, kernel, link, next, ready, return_to_tcp, set_errno, signal,
     stalled_ring,
 };
 
@@ -444,7 +444,6 @@ unsafe fn publish(
     };
     stalled_ring::has_room(chan);
     side.tail.store(tail + n as u64, Relaxed);
-    idle::published(tail, tail + n as u64);
     let sent = sent + n;
     conn.row.count(Word::TxRing, n as u64);
     drop(held);

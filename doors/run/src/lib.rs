@@ -11,7 +11,6 @@ pub mod dgram;
 pub mod events;
 pub mod gate;
 pub mod hosts;
-pub mod idle;
 pub mod ledger;
 pub mod lend;
 pub mod meet;

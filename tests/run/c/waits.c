@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <time.h>
-#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
@@ -297,85 +296,6 @@ static int poll_of_all_descriptors(void)
 	return child_failed();
 }
 
-#define MUCH 500000
-
-static void give(int s, int seed)
-{
-	static char b[MUCH];
-
-	for (int i = 0; i < MUCH; i++)
-		b[i] = (i + seed) * 2654435761u >> 13;
-	for (int n = 0; n < MUCH;) {
-		ssize_t k = send(s, b + n, MUCH - n, 0);
-		if (k < 0)
-			exit(fail("send", n));
-		n += k;
-	}
-}
-
-static void take(int s, int seed)
-{
-	static char b[MUCH];
-
-	if (recv(s, b, MUCH, MSG_WAITALL) != MUCH)
-		exit(fail("receive", seed));
-	for (int i = 0; i < MUCH; i++)
-		if (b[i] != (char)((i + seed) * 2654435761u >> 13))
-			exit(fail("byte", i));
-}
-
-// KiB of this process's memory that are of rings.
-static int ring_memory(void)
-{
-	char line[512];
-	int sum = 0, n, is_ring = 0;
-	FILE *f = fopen("/proc/self/smaps", "r");
-
-	while (fgets(line, sizeof line, f)) {
-		if (strchr(line, '-') && strstr(line, " rw-s "))
-			is_ring = strstr(line, "weft-run-ring") != 0;
-		else if (is_ring && sscanf(line, "Rss: %d", &n) == 1)
-			sum += n;
-	}
-	fclose(f);
-	return sum;
-}
-
-// A connection that has moved much, and is idle now, has little memory; by each way to wait.
-static int memory_of_idle_connections(void)
-{
-	int s = halves(), set = epoll_create1(0);
-	struct epoll_event e = {.events = EPOLLIN};
-	struct pollfd p = {s, POLLIN, 0};
-	char c;
-
-	epoll_ctl(set, EPOLL_CTL_ADD, s, &e);
-	for (int i = 0; i < 3; i++) {
-		if (!child) {
-			take(s, i);
-			give(s, ~i);
-			// This waits in the receive.
-			if (recv(s, &c, 1, 0) != 1)
-				exit(fail("word", i));
-			continue;
-		}
-		give(s, i);
-		take(s, ~i);
-		printf("%s", ring_memory() == 0 || ring_memory() > 300 ? "in use" : "small");
-		long begun = now_ms();
-		for (int k = 0; k < (i == 2 ? 40 : 1); k++) {
-			int n = i == 0 ? poll(&p, 1, 4000) : i == 1 ? epoll_wait(set, &e, 1, 4000) : poll(&p, 1, 100);
-			if (n)
-				return fail("poll", n);
-		}
-		printf(", %s, waited %ld\n", ring_memory() <= 160 ? "small" : "large", (now_ms() - begun) / 1000);
-		if (write(s, "x", 1) != 1)
-			return fail("word", i);
-	}
-	close(s);
-	return child_failed();
-}
-
 static const struct test TESTS[] = {
 	{"limit_of_a_send", limit_of_a_send},
 	{"limit_of_a_receive", limit_of_a_receive},
@@ -387,7 +307,6 @@ static const struct test TESTS[] = {
 	{"waits_without_descriptors_by_another", waits_without_descriptors_by_another},
 	{"datagrams_without_descriptors", datagrams_without_descriptors},
 	{"datagrams_without_descriptors_by_another", datagrams_without_descriptors_by_another},
-	{"memory_of_idle_connections", memory_of_idle_connections},
 	{"poll_of_all_descriptors", poll_of_all_descriptors},
 };
 

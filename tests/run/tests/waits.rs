@@ -11,6 +11,5 @@ weft_run_tests::as_on_tcp! { "waits":
     waits_without_descriptors_by_another
     datagrams_without_descriptors
     datagrams_without_descriptors_by_another
-    memory_of_idle_connections
     poll_of_all_descriptors
 }

@@ -87,12 +87,6 @@ impl Stream {
         (at, self.0.capacity - index, start)
     }
 
-    /// Gives the memory of a ring back that is empty. To be called by its sender, which publishes nothing meanwhile: the bytes of the ring are zeros then.
-    pub fn give_back(&self, sender: Role) {
-        let ring = CONTROL + self.0.capacity * sender as usize;
-        self.0.map.clear_range(ring, self.0.capacity);
-    }
-
     /// Copies `n` bytes of the position out. `n` is cut at the capacity. Returns how many could be written: see [`weft_mem::checked`].
     ///
     /// # Safety
