@@ -6,5 +6,7 @@ mod datagrams;
 mod faults;
 mod reliable;
 mod requests;
+mod roce;
+mod roce_rules;
 mod startup;
 mod stream;
