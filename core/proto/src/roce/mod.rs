@@ -31,6 +31,7 @@
 //! An answer counts only if its packet sequence number is of a packet that is on its way. Reads beyond the agreed number are refused, a repeated
 //! Read is answered from what was asked first, and at most once at a time. So no peer makes a connection hold more than its limits.
 
+pub mod cm;
 mod requester;
 mod responder;
 mod window;

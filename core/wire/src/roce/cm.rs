@@ -137,7 +137,7 @@ pub struct Req<'a> {
     pub local_timeout: u8,
     /// A reliable connection (0) or an unreliable one (1), two bits.
     pub service: u8,
-    /// The first packet sequence number that it sends.
+    /// The first packet sequence number that the responder shall send.
     pub psn: u32,
     /// The retry count of the responder's queue pair.
     pub retry_count: u8,
@@ -170,7 +170,7 @@ pub struct Rep<'a> {
     pub remote_id: u32,
     /// The responder's queue pair.
     pub qp: u32,
-    /// The first packet sequence number that it sends.
+    /// The first packet sequence number that the requester shall send.
     pub psn: u32,
     /// Reads and atomics that the responder takes at once.
     pub responder_resources: u8,
