@@ -71,9 +71,9 @@ struct Link {
     local: SocketAddr,
     peer: SocketAddr,
     started: Instant,
-    /// One packet of so many is thrown away; 0: none.
+    /// One packet of so many is thrown away, by chance; 0: none.
     drop_every: u64,
-    count: u64,
+    random: u64,
     report: Report,
 }
 
@@ -89,7 +89,7 @@ impl Link {
             peer: SocketAddr::new(peer, PORT),
             started: Instant::now(),
             drop_every,
-            count: 0,
+            random: 0x9e37_79b9_7f4a_7c15,
             report: Report::default(),
         })
     }
@@ -99,8 +99,10 @@ impl Link {
     }
 
     fn is_dropped(&mut self) -> bool {
-        self.count += 1;
-        let dropped = self.drop_every > 0 && self.count.is_multiple_of(self.drop_every);
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let dropped = self.drop_every > 0 && self.random.is_multiple_of(self.drop_every);
         self.report.dropped += u64::from(dropped);
         dropped
     }
