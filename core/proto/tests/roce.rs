@@ -107,6 +107,9 @@ impl Side {
         loop {
             let mut packet = Vec::new();
             let Some(tx) = self.conn.next_tx(now, &mut packet) else {
+                if self.conn.is_interrupted() {
+                    continue;
+                }
                 return;
             };
             match tx.payload {
@@ -181,6 +184,7 @@ impl Side {
             }
             Rx::AtomicResult { seq, original } => {
                 self.conn.request_mut(seq).unwrap().original = Some(original);
+                self.placed();
             }
         }
     }

@@ -106,7 +106,9 @@ fn nobody_answers() {
     assert_eq!(now, T0 + timeout(POWER) * 16);
     let raw = next(&mut a);
     let about = Mad::parse(&raw).unwrap().message;
-    assert!(matches!(about, Message::Rej(rej) if rej.reason == reason::TIMEOUT));
+    assert!(
+        matches!(about, Message::Rej(rej) if rej.reason == reason::TIMEOUT && rej.ari == [0, 0, 0, 0, 0, 0, 0, 1])
+    );
 }
 
 #[test]
@@ -147,7 +149,7 @@ fn both_sides_can_refuse() {
 fn messages_of_another_connection_change_nothing() {
     let (mut a, mut b) = pair();
     let (mut c, _) = pair();
-    c.disconnect(T0, 20, 1);
+    c.disconnect(T0, 20, REP.qp);
     let mut dreq = next(&mut c);
     // The sender's number.
     dreq[24 + 3] = 99;
@@ -169,7 +171,7 @@ fn data_says_that_the_answer_has_come() {
 #[test]
 fn an_end_is_confirmed_again_to_who_did_not_hear_it() {
     let (mut a, mut b) = pair();
-    a.disconnect(T0, 20, 1);
+    a.disconnect(T0, 20, REP.qp);
     let dreq = next(&mut a);
     assert_eq!(give(&mut b, T0, &dreq), Some(Event::Disconnected));
     let lost = next(&mut b);
@@ -212,8 +214,10 @@ fn a_bad_network_delays_and_no_more() {
             };
             if !ended && sides.iter().all(ready) && random(2) == 0 {
                 ended = true;
-                let side = &mut sides[random(2) as usize];
-                side.as_mut().unwrap().disconnect(now, 30, 1);
+                let who = random(2) as usize;
+                let peers = [REP.qp, REQ.qp][who];
+                let side = sides[who].as_mut().unwrap();
+                side.disconnect(now, 30, peers);
                 continue;
             }
             let deadlines = sides.iter().flatten().filter_map(Exchange::deadline);
@@ -258,4 +262,76 @@ fn a_bad_network_delays_and_no_more() {
             "seed {seed}: {seen:?}"
         );
     }
+}
+
+#[test]
+fn an_end_is_told_in_every_phase_that_has_a_peer() {
+    // The peer accepts, and ends the connection before our program says that it is ready.
+    let mut a = Exchange::request(T0, 9, &REQ);
+    let mut b = responder(&next(&mut a));
+    b.accept(T0, &REP);
+    give(&mut a, T0, &next(&mut b));
+    b.disconnect(T0, 20, REQ.qp);
+    assert_eq!(give(&mut a, T0, &next(&mut b)), Some(Event::Disconnected));
+    assert_eq!(a.phase(), Phase::Over);
+}
+
+#[test]
+fn an_end_for_another_queue_pair_or_from_nobody_is_not_believed() {
+    let (mut a, mut b) = pair();
+    a.disconnect(T0, 20, REP.qp + 1);
+    assert_eq!(give(&mut b, T0, &next(&mut a)), None);
+    assert_eq!(b.phase(), Phase::Ready);
+    let (mut c, _) = pair();
+    c.disconnect(T0, 20, REQ.qp);
+    let mut forged = next(&mut c);
+    forged[24..28].fill(0);
+    let mut waiting = Exchange::request(T0, 9, &REQ);
+    assert_eq!(give(&mut waiting, T0, &forged), None);
+    assert_eq!(waiting.phase(), Phase::ReqSent);
+}
+
+#[test]
+fn each_message_has_all_its_tries() {
+    let mut a = Exchange::request(T0, 9, &REQ);
+    for _ in 0..15 {
+        let due = a.deadline().unwrap();
+        assert_eq!(a.expired(due), None);
+    }
+    let raws: Vec<_> = std::iter::from_fn(|| a.take()).collect();
+    let mut b = responder(&raws[0][..]);
+    b.accept(T0, &REP);
+    give(&mut a, T0, &next(&mut b));
+    a.ready(b"");
+    next(&mut a);
+    a.disconnect(T0, 20, REP.qp);
+    for _ in 0..15 {
+        let due = a.deadline().unwrap();
+        assert_eq!(a.expired(due), None);
+    }
+    let due = a.deadline().unwrap();
+    assert_eq!(a.expired(due), Some(Event::Disconnected));
+}
+
+#[test]
+fn a_refusal_is_told_again() {
+    let mut a = Exchange::request(T0, 9, &REQ);
+    let req = next(&mut a);
+    let mut b = responder(&req);
+    b.reject(reason::CONSUMER, b"no");
+    let rej = next(&mut b);
+    assert_eq!(give(&mut b, T0, &req), None);
+    assert_eq!(next(&mut b), rej);
+}
+
+#[test]
+fn more_time_is_given_once() {
+    let mut a = Exchange::request(T0, 9, &REQ);
+    let mut b = responder(&next(&mut a));
+    b.delay(20);
+    let mra = next(&mut b);
+    give(&mut a, T0, &mra);
+    let due = a.deadline();
+    give(&mut a, T0 + Duration::from_secs(1), &mra);
+    assert_eq!(a.deadline(), due);
 }

@@ -600,21 +600,200 @@ fn an_unreliable_connection_loses_messages_and_goes_on() {
 
 #[test]
 fn operations_that_roce_does_not_have_are_named() {
-    let atomic = |op, compare_mask| Op::Atomic {
+    let atomic = |op, mask| Op::Atomic {
         op,
         stag: 0,
         to: 0,
         add_or_swap: 0,
-        add_or_swap_mask: 0,
+        add_or_swap_mask: mask,
         compare: 0,
-        compare_mask,
+        compare_mask: u64::MAX,
     };
     assert!(supports(Service::Rc, &atomic(AtomicOp::FetchAdd, 0)));
     assert!(supports(
         Service::Rc,
         &atomic(AtomicOp::CompareSwap, u64::MAX)
     ));
+    assert!(!supports(Service::Rc, &atomic(AtomicOp::FetchAdd, 1)));
     assert!(!supports(Service::Rc, &atomic(AtomicOp::CompareSwap, 1)));
     assert!(!supports(Service::Rc, &atomic(AtomicOp::Swap, u64::MAX)));
     assert!(!supports(Service::Uc, &atomic(AtomicOp::FetchAdd, 0)));
+}
+
+/// A window that is full has asked for an acknowledgement, also after it has shrunk: both sides would wait for ever else.
+#[test]
+fn a_full_window_has_asked_for_an_acknowledgement() {
+    for window in [1, 8, 15, 17, 64] {
+        let mut conn = Connection::<()>::new(Config {
+            window,
+            timeout: 0,
+            sq_psn: 1,
+            ..CONFIG
+        });
+        post(&mut conn, SEND, 256 * 500);
+        let mut turns = 0;
+        while dones(&mut conn).is_empty() {
+            let sent = packets(&mut conn, T0);
+            let asked = sent.iter().rev().find(|(header, _)| header.ack_request);
+            let (asked, _) = asked.expect("one that asks");
+            conn.congested();
+            conn.rx(T0, &answer(ACK, asked.psn), 0);
+            turns += 1;
+            assert!(turns < 500, "window {window}");
+        }
+    }
+}
+
+#[test]
+fn an_answer_that_cannot_be_placed_fails_its_request_alone() {
+    let mut conn = connection();
+    post(&mut conn, SEND, 1);
+    post(&mut conn, READ, 8);
+    psns(&mut conn, T0);
+    let read = request(Wire::ReadResponseOnly, 0xff_ffff);
+    assert!(matches!(
+        conn.rx(T0, &read, 8),
+        Rx::PlaceRead { seq: 1, .. }
+    ));
+    // The Send is complete, the Read not before it is in place.
+    assert_eq!(dones(&mut conn), [Status::Ok { byte_len: 1 }]);
+    conn.refuse(NakCode::RemoteAccess);
+    assert_eq!(
+        (conn.state(), packets(&mut conn, T0)),
+        (State::Failed, vec![])
+    );
+    conn.flush();
+    assert_eq!(dones(&mut conn), [Status::SinkGone]);
+}
+
+#[test]
+fn a_long_answer_is_interrupted() {
+    let mut conn = connection();
+    let read = Header {
+        reth: Some(Reth {
+            va: 0,
+            rkey: 7,
+            len: 256 * 1000,
+        }),
+        ..request(Wire::ReadRequest, 100)
+    };
+    conn.rx(T0, &read, 0);
+    conn.accept_read();
+    assert_eq!(psns(&mut conn, T0).len(), 64);
+    assert!(conn.is_interrupted());
+    // The peer has lost the first packet: what is sent next is that one.
+    conn.rx(T0, &read, 0);
+    assert_eq!(psns(&mut conn, T0)[0], 100);
+}
+
+/// A peer whose timer was early has the first answer, and goes on.
+#[test]
+fn repeated_answers_do_not_count_as_the_peers_requests() {
+    let read = |psn| Header {
+        reth: Some(Reth {
+            va: 0,
+            rkey: 7,
+            len: 9,
+        }),
+        ..request(Wire::ReadRequest, psn)
+    };
+    let mut conn = connection();
+    assert_eq!(
+        answers(&mut conn, &[(read(100), 0), (read(101), 0)]).len(),
+        2
+    );
+    let again = [100, 101, 102, 103].map(|psn| (read(psn), 0));
+    let sent = answers(&mut conn, &again);
+    assert_eq!(
+        sent.iter().map(|(psn, _)| *psn).collect::<Vec<_>>(),
+        [102, 103]
+    );
+    assert_eq!(conn.state(), State::Open);
+}
+
+#[test]
+fn local_work_that_takes_long_holds_up_what_follows_and_no_more() {
+    let mut conn = connection();
+    post(&mut conn, SEND, 1);
+    let local = post(&mut conn, Op::Local, 0);
+    post(&mut conn, SEND, 1);
+    let sent = packets_and_local(&mut conn);
+    assert_eq!(sent, [Some(0xff_fffe), None]);
+    conn.rx(T0, &answer(LOST, 0xff_fffe), 0);
+    assert_eq!(packets_and_local(&mut conn), [Some(0xff_fffe)]);
+    conn.rx(T0, &answer(ACK, 0xff_fffe), 0);
+    conn.local_done(local);
+    assert_eq!(dones(&mut conn).len(), 2);
+    assert_eq!(psns(&mut conn, T0), [0xff_ffff]);
+    post(&mut conn, SEND, 1);
+    assert_eq!(psns(&mut conn, T0), [0]);
+}
+
+/// The numbers of the packets that go now; `None` for local work, which is not done here.
+fn packets_and_local(conn: &mut Connection) -> Vec<Option<u32>> {
+    std::iter::from_fn(|| {
+        let mut raw = Vec::new();
+        let tx = conn.next_tx(T0, &mut raw)?;
+        if matches!(tx.payload, Payload::Local { .. }) {
+            return Some(None);
+        }
+        raw.resize(
+            raw.len() + tx.payload.len() as usize + usize::from(tx.pad),
+            0,
+        );
+        Some(Some(Header::parse(&raw).expect("a packet").0.psn))
+    })
+    .collect()
+}
+
+#[test]
+fn a_message_that_is_refused_after_its_placement_is_not_acknowledged() {
+    let mut conn = connection();
+    let send = Header {
+        ack_request: true,
+        invalidate: Some(3),
+        ..request(Wire::SendOnlyInvalidate, 100)
+    };
+    conn.rx(T0, &send, 1);
+    assert!(conn.rx_placed().is_some());
+    conn.refuse(NakCode::RemoteAccess);
+    let sent: Vec<_> = packets(&mut conn, T0)
+        .iter()
+        .map(|(header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome)))
+        .collect();
+    let nak = Syndrome::Nak(NakCode::RemoteAccess);
+    assert_eq!(sent, [(99, Some(ACK)), (100, Some(nak))]);
+}
+
+#[test]
+fn memory_that_has_gone_under_a_repeated_answer_is_no_fault() {
+    let mut conn = connection();
+    let read = Header {
+        reth: Some(Reth {
+            va: 0,
+            rkey: 7,
+            len: 600,
+        }),
+        ..request(Wire::ReadRequest, 100)
+    };
+    assert_eq!(answers(&mut conn, &[(read, 0)]).len(), 3);
+    conn.rx(T0, &read, 0);
+    conn.next_tx(T0, &mut Vec::new()).expect("the answer again");
+    conn.source_gone();
+    assert_eq!(
+        (conn.state(), packets(&mut conn, T0)),
+        (State::Open, vec![])
+    );
+}
+
+#[test]
+fn a_peer_cannot_make_answers_pile_up() {
+    let mut conn = connection();
+    answers(&mut conn, &[(request(Wire::SendOnly, 100), 0)]);
+    for _ in 0..1000 {
+        conn.rx(T0, &request(Wire::SendOnly, 100), 0);
+        conn.rx(T0, &request(Wire::SendOnly, 101), 0);
+        conn.not_ready();
+    }
+    assert_eq!(packets(&mut conn, T0).len(), 2);
 }

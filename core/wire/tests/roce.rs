@@ -51,6 +51,17 @@ fn the_icrc_is_that_of_rxe() {
 }
 
 #[test]
+fn a_congestion_notification_names_its_queue_pair() {
+    let mut packet = [0; 28];
+    packet[0] = 0x81;
+    packet[4..8].copy_from_slice(&[0x40, 0, 0, 0x11]);
+    assert_eq!(Header::congested_qp(&packet), Some(0x11));
+    assert_eq!(Header::congested_qp(&packet[..11]), None);
+    packet[0] = 0x04;
+    assert_eq!(Header::congested_qp(&packet), None);
+}
+
+#[test]
 fn a_request_of_rxe_is_understood() {
     let raw = request();
     let (header, payload) = Header::parse(&raw[..raw.len() - ICRC_LEN]).unwrap();
@@ -258,6 +269,7 @@ fn of(
             remote_id,
             about,
             reason: c as u16,
+            ari: &private_data[148..148 + usize::from(bytes[2] % 73)],
             private_data: &private_data[..148],
         }),
         5 => Message::Mra(Mra {

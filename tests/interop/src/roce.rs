@@ -131,8 +131,8 @@ impl Link {
             self.report.damaged += 1;
             return Ok(None);
         }
-        let parsed = Header::parse(packet);
-        parsed.map(Some).or_else(failed)
+        // What it does not know, a peer passes over.
+        Ok(Header::parse(packet).ok())
     }
 
     fn send_mad(&self, mad: &[u8]) -> Result<(), Failed> {
@@ -263,6 +263,9 @@ impl Session {
         loop {
             let mut packet = Vec::new();
             let Some(tx) = self.conn.next_tx(self.link.now(), &mut packet) else {
+                if self.conn.is_interrupted() {
+                    continue;
+                }
                 return Ok(());
             };
             match tx.payload {

@@ -150,8 +150,11 @@ impl Caller {
                     .expect("an answer that was asked for");
             }
             if matches!(tx.payload, Payload::Source { .. }) && input.u8() == 0 {
+                let open = self.conn.state() == State::Open;
                 self.conn.source_gone();
-                self.owed = 1;
+                if open && self.conn.state() == State::Failed {
+                    self.owed = 1;
+                }
             }
         }
     }
@@ -231,7 +234,11 @@ impl Caller {
             }
             Rx::PlaceRead { seq, offset, len } => {
                 assert!(offset + len <= self.posted[seq as usize].len);
-                assert_eq!(self.conn.rx_placed(), None);
+                if ready == 0 {
+                    self.conn.refuse(NakCode::RemoteAccess);
+                } else {
+                    assert_eq!(self.conn.rx_placed(), None);
+                }
             }
             Rx::PlaceRecv { first, offset, .. } => {
                 assert!(first || offset > 0);
@@ -252,6 +259,7 @@ impl Caller {
             Rx::AtomicResult { seq, original } => {
                 assert_eq!(original, 9);
                 assert!(matches!(self.posted[seq as usize].op, Op::Atomic { .. }));
+                assert_eq!(self.conn.rx_placed(), None);
             }
         }
     }

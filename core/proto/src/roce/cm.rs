@@ -97,8 +97,14 @@ pub struct Exchange {
     /// The message that is sent again.
     last: Option<Raw>,
     patience: Duration,
+    most_tries: u8,
     tries: u8,
+    /// The peer has asked for more time for the answer.
+    delayed: bool,
     due: Option<Now>,
+    /// Our queue pair, once it is known, and our adapter.
+    qp: Option<u32>,
+    ca_guid: u64,
     out: VecDeque<Raw>,
 }
 
@@ -117,8 +123,12 @@ impl Exchange {
             transaction,
             last: None,
             patience: timeout(req.remote_timeout),
-            tries: req.max_cm_retries,
+            most_tries: req.max_cm_retries,
+            tries: 0,
+            delayed: false,
             due: None,
+            qp: Some(req.qp),
+            ca_guid: req.ca_guid,
             out: VecDeque::new(),
         };
         exchange.send_until_answered(now, transaction, Message::Req(*req));
@@ -134,8 +144,12 @@ impl Exchange {
             transaction,
             last: None,
             patience: timeout(req.local_timeout),
-            tries: req.max_cm_retries,
+            most_tries: req.max_cm_retries,
+            tries: 0,
+            delayed: false,
             due: None,
+            qp: None,
+            ca_guid: 0,
             out: VecDeque::new(),
         }
     }
@@ -178,6 +192,7 @@ impl Exchange {
     pub fn accept(&mut self, now: Now, rep: &Rep<'_>) {
         if self.phase == Phase::Requested {
             self.phase = Phase::RepSent;
+            (self.qp, self.ca_guid) = (Some(rep.qp), rep.ca_guid);
             let rep = Rep {
                 local_id: self.local_id,
                 remote_id: self.remote_id,
@@ -199,6 +214,7 @@ impl Exchange {
             remote_id: self.remote_id,
             about,
             reason,
+            ari: &[],
             private_data,
         };
         self.over();
@@ -252,24 +268,27 @@ impl Exchange {
         }
         let event = match self.phase {
             Phase::DreqSent => Event::Disconnected,
-            Phase::ReqSent | Phase::RepSent => {
-                let rej = Rej {
-                    local_id: self.local_id,
-                    remote_id: self.remote_id,
-                    about: if self.phase == Phase::ReqSent {
-                        About::Req
-                    } else {
-                        About::Rep
-                    },
-                    reason: reason::TIMEOUT,
-                    private_data: &[],
-                };
-                self.answer(self.transaction, Message::Rej(rej));
-                Event::TimedOut
-            }
+            Phase::ReqSent | Phase::RepSent => Event::TimedOut,
             _ => return None,
         };
+        let about = match self.phase {
+            Phase::ReqSent => About::Req,
+            _ => About::Rep,
+        };
         self.over();
+        if event == Event::TimedOut {
+            // The peer, whose identifier we may not know, finds the connection by our adapter.
+            let guid = self.ca_guid.to_be_bytes();
+            let rej = Rej {
+                local_id: self.local_id,
+                remote_id: self.remote_id,
+                about,
+                reason: reason::TIMEOUT,
+                ari: &guid,
+                private_data: &[],
+            };
+            self.answer(self.transaction, Message::Rej(rej));
+        }
         Some(event)
     }
 
@@ -277,7 +296,7 @@ impl Exchange {
     pub fn on(&mut self, now: Now, mad: &Mad<'_>) -> Option<Event> {
         match (&mad.message, self.phase) {
             // It did not get our answer.
-            (Message::Req(req), Phase::RepSent | Phase::Ready)
+            (Message::Req(req), Phase::Requested | Phase::RepSent | Phase::Ready | Phase::Over)
                 if req.local_id == self.remote_id =>
             {
                 self.again();
@@ -297,7 +316,7 @@ impl Exchange {
                 }))
             }
             // It did not get our word.
-            (Message::Rep(rep), Phase::Ready) if rep.local_id == self.remote_id => {
+            (Message::Rep(rep), Phase::Ready | Phase::Over) if rep.local_id == self.remote_id => {
                 self.again();
                 None
             }
@@ -305,17 +324,27 @@ impl Exchange {
                 Some(self.made())
             }
             (Message::Mra(mra), Phase::ReqSent | Phase::RepSent) => {
-                self.due = Some(now + self.patience + timeout(mra.service_timeout));
+                // Once for each message.
+                if !std::mem::replace(&mut self.delayed, true) {
+                    self.due = Some(now + self.patience + timeout(mra.service_timeout));
+                }
                 None
             }
-            (Message::Rej(rej), Phase::ReqSent | Phase::RepSent | Phase::Replied) => {
+            (
+                Message::Rej(rej),
+                Phase::ReqSent | Phase::Requested | Phase::RepSent | Phase::Replied,
+            ) => {
                 self.over();
                 Some(Event::Rejected {
                     reason: rej.reason,
                     private_data: rej.private_data.to_vec(),
                 })
             }
-            (Message::Dreq(dreq), phase) if dreq.local_id == self.remote_id => {
+            (Message::Dreq(dreq), phase)
+                if phase != Phase::ReqSent
+                    && dreq.local_id == self.remote_id
+                    && self.qp.is_none_or(|qp| qp == dreq.remote_qp) =>
+            {
                 let drep = Rtu {
                     local_id: self.local_id,
                     remote_id: self.remote_id,
@@ -323,8 +352,7 @@ impl Exchange {
                 };
                 self.over();
                 self.answer(mad.transaction, Message::Drep(drep));
-                let was = matches!(phase, Phase::RepSent | Phase::Ready | Phase::DreqSent);
-                was.then_some(Event::Disconnected)
+                (phase != Phase::Over).then_some(Event::Disconnected)
             }
             (Message::Drep(_), Phase::DreqSent) => {
                 self.over();
@@ -357,6 +385,8 @@ impl Exchange {
 
     fn send_until_answered(&mut self, now: Now, transaction: u64, message: Message<'_>) {
         self.due = Some(now + self.patience);
+        self.tries = self.most_tries;
+        self.delayed = false;
         self.answer(transaction, message);
     }
 

@@ -12,14 +12,19 @@
 //! **Receive.** Each packet for this queue pair with a valid ICRC goes to [`rx`](Connection::rx), which checks everything before a byte is
 //! placed. It says what to do ([`Rx`]); do exactly that before the next `rx`:
 //!
-//! * `PlaceWrite`, `PlaceRead`, `PlaceRecv`: put the payload there, then [`rx_placed`](Connection::rx_placed). If a receive is wanted and none
+//! * `PlaceWrite`, `PlaceRecv`: put the payload there, then [`rx_placed`](Connection::rx_placed). If a receive is wanted and none
 //!   is posted, [`not_ready`](Connection::not_ready). If the memory may not be used, [`refuse`](Connection::refuse).
+//! * `PlaceRead`, `AtomicResult`: put the payload or the value there, then `rx_placed`. If the memory may not be used, `refuse`: the request
+//!   has failed, and the peer is not told.
 //! * `ReadRequested`: [`accept_read`](Connection::accept_read) or `refuse`. `AtomicRequested`: do it, then
 //!   [`atomic_done`](Connection::atomic_done), or `refuse`.
-//! * `AtomicResult`: store the value. `Nothing`: nothing.
+//! * `Nothing`: nothing.
 //!
 //! After receiving, run the transmit loop again: it has acknowledgements and answers. One acknowledgement covers all packets received since
-//! the last one.
+//! the last one. A long answer to a Read is interrupted now and then: if [`is_interrupted`](Connection::is_interrupted), receive what is there
+//! and go on, so that a peer that asks for a part again is heard.
+//!
+//! On an unreliable connection a message whose packets were lost is dropped. The receive that it has used is the next message's.
 //!
 //! **Time.** [`deadline`](Connection::deadline) is the time at which [`expired`](Connection::expired) is to be called; run the transmit loop
 //! after it.
@@ -103,7 +108,8 @@ impl Config {
 pub enum State {
     /// Work flows both ways.
     Open,
-    /// A request has failed, or a request of the peer was refused: nothing is accepted, and only the refusal is sent.
+    /// A request has failed, or a request of the peer was refused: nothing is accepted, and only what was
+    /// owed before and the refusal are sent.
     Failed,
     /// [`flush`](Connection::flush) was called.
     Closed,
@@ -238,6 +244,8 @@ pub enum Status {
     RnrRetryExceeded,
     /// The answer does not fit the request.
     BadResponse,
+    /// The memory for the answer may not be used any more.
+    SinkGone,
     /// The connection had failed before.
     Flushed,
 }
@@ -302,8 +310,11 @@ pub struct Connection<W = ()> {
     pending: Option<Pending>,
     /// The packet looked at last.
     looked_at: u32,
-    /// The packet of an answer that was handed out last.
-    sourcing: u32,
+    /// The packet of an answer that was handed out last, and whether the answer is a repeated one.
+    sourcing: (u32, bool),
+    /// Packets of answers that may go before the next interruption.
+    burst: u32,
+    interrupted: bool,
     /// The packet expected was asked for.
     nak_sent: bool,
     resources: VecDeque<Resource>,
@@ -339,7 +350,9 @@ impl<W> Connection<W> {
             open: None,
             pending: None,
             looked_at: config.rq_psn & MASK_24,
-            sourcing: 0,
+            sourcing: (0, false),
+            burst: responder::BURST,
+            interrupted: false,
             nak_sent: false,
             resources: VecDeque::new(),
             out: VecDeque::new(),
@@ -398,6 +411,9 @@ impl<W> Connection<W> {
         self.broken |= status != ok;
         let entry = self.sq.pop_front()?;
         self.base += 1;
+        if self.next < self.base {
+            (self.next, self.packet) = (self.base, 0);
+        }
         Some((Done { seq, status }, entry.request))
     }
 
@@ -410,6 +426,7 @@ impl<W> Connection<W> {
 
     /// The next thing to transmit, its header appended to `header`; `None` if there is nothing that may go now.
     pub fn next_tx(&mut self, now: Now, header: &mut Vec<u8>) -> Option<Tx> {
+        self.interrupted = false;
         if self.state == State::Closed {
             return None;
         }
@@ -422,6 +439,11 @@ impl<W> Connection<W> {
         let tx = self.next_answer(header);
         self.request_turn = true;
         tx
+    }
+
+    /// The last `None` of [`next_tx`](Self::next_tx) was no end: receive what is there, and run the transmit loop again.
+    pub const fn is_interrupted(&self) -> bool {
+        self.interrupted
     }
 
     /// The time for [`expired`](Self::expired), if there is one.
@@ -464,10 +486,17 @@ pub fn supports(service: Service, op: &Op) -> bool {
         | Op::Imm { .. } => true,
         Op::Send { .. } | Op::Read { .. } => service == Service::Rc,
         Op::Atomic {
-            op, compare_mask, ..
+            op,
+            add_or_swap_mask,
+            compare_mask,
+            ..
         } => {
-            let whole = *op == AtomicOp::FetchAdd || *compare_mask == u64::MAX;
-            service == Service::Rc && *op != AtomicOp::Swap && whole
+            let plain = match op {
+                AtomicOp::FetchAdd => *add_or_swap_mask == 0,
+                AtomicOp::CompareSwap => (*add_or_swap_mask & *compare_mask) == u64::MAX,
+                AtomicOp::Swap => false,
+            };
+            service == Service::Rc && plain
         }
     }
 }

@@ -5,6 +5,7 @@ use weft_wire::roce::{
     AtomicEth, Header, NakCode, Op as Wire, Opcode, Reth, Service, Syndrome, rnr_delay,
 };
 
+use super::responder::Pending;
 use super::{
     Connection, Entry, MOST_PACKETS, Progress, Rx, State, Status, Tx, ahead, distance, is_within,
     payload_len,
@@ -13,7 +14,7 @@ use crate::dgram::Now;
 use crate::rdmap::{Op, Payload};
 
 /// Of a long message, each packet whose number is a multiple of this asks for an acknowledgement.
-const ACK_EVERY: u32 = 16;
+pub(super) const ACK_EVERY: u32 = 16;
 
 impl<W> Connection<W> {
     /// The next packet of the send queue.
@@ -40,8 +41,8 @@ impl<W> Connection<W> {
                 return None;
             }
             if entry.wr.op == Op::Local {
+                // What follows waits for it.
                 entry.progress = Progress::Started;
-                self.next += 1;
                 let payload = Payload::Local { seq: next };
                 return Some(Tx { payload, pad: 0 });
             }
@@ -67,8 +68,9 @@ impl<W> Connection<W> {
         let (tx, mut out, used) = entry.cut(next, packet, &config);
         out.psn = psn;
         let last = packet + used == entry.packets;
+        let fills = flying + used >= self.window.size();
         out.ack_request = config.service == Service::Rc
-            && (last || psn.is_multiple_of(ACK_EVERY) || (again && psn == self.unacked));
+            && (last || fills || psn.is_multiple_of(ACK_EVERY) || (again && psn == self.unacked));
         if last && config.service == Service::Uc {
             // Nothing will tell.
             self.entry(next)?.progress = Progress::Done;
@@ -314,19 +316,13 @@ impl<W> Connection<W> {
             return Rx::Nothing;
         };
         let (mtu, seq) = (self.config.mtu, self.base + index as u64);
-        let entry = &mut self.sq[index];
+        let entry = &self.sq[index];
         let offset = entry.received * mtu;
         if len != mtu.min(entry.wr.len - offset) {
             self.fail(seq, Status::BadResponse);
             return Rx::Nothing;
         }
-        entry.received += 1;
-        let reached = ahead(entry.first, entry.received);
-        if entry.received == entry.packets {
-            entry.progress = Progress::Done;
-            self.reads -= 1;
-        }
-        self.progressed(now, reached);
+        self.pending = Some(Pending::Answer { seq, now });
         Rx::PlaceRead { seq, offset, len }
     }
 
@@ -336,13 +332,22 @@ impl<W> Connection<W> {
             return Rx::Nothing;
         };
         let seq = self.base + index as u64;
-        let entry = &mut self.sq[index];
-        entry.received = 1;
-        entry.progress = Progress::Done;
-        let reached = ahead(entry.first, 1);
-        self.reads -= 1;
-        self.progressed(now, reached);
+        self.pending = Some(Pending::Answer { seq, now });
         Rx::AtomicResult { seq, original }
+    }
+
+    /// A packet of the answer to this request is in place.
+    pub(super) fn answer_placed(&mut self, seq: u64, now: Now) {
+        let Some(entry) = self.entry(seq) else {
+            return;
+        };
+        entry.received += 1;
+        let reached = ahead(entry.first, entry.received);
+        if entry.received == entry.packets {
+            entry.progress = Progress::Done;
+            self.reads -= 1;
+        }
+        self.progressed(now, reached);
     }
 }
 

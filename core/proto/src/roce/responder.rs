@@ -1,15 +1,17 @@
 //! The responder: the checks of the peer's requests, and the answers to them.
 
-use weft_wire::roce::{Aeth, Header, NakCode, Op, Opcode, Service, Syndrome};
+use weft_wire::roce::{Aeth, Header, MASK_24, NakCode, Op, Opcode, Service, Syndrome};
 
 use super::{
-    Atomic, Connection, MOST_PACKETS, Received, Rx, State, Tx, ahead, distance, is_within,
+    Atomic, Connection, MOST_PACKETS, Received, Rx, State, Status, Tx, ahead, distance, is_within,
 };
 use crate::dgram::Now;
 use crate::rdmap::Payload;
 
 /// The credit count of a responder that does not count receives.
 const UNLIMITED: u8 = 31;
+/// Packets of answers until what the peer says is looked at.
+pub(super) const BURST: u32 = 64;
 /// The message in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Open {
@@ -46,8 +48,11 @@ pub(super) enum Pending {
         len: u32,
     },
     Atomic,
-    /// Of an answer to us.
-    Answer,
+    /// Of an answer to this request of ours.
+    Answer {
+        seq: u64,
+        now: Now,
+    },
 }
 
 /// A Read or atomic of the peer, for when it is repeated.
@@ -77,6 +82,8 @@ pub(super) enum Out {
     Atomic {
         psn: u32,
         original: u64,
+        /// The peer has asked for it again.
+        again: bool,
     },
     Read {
         /// The number of the next packet.
@@ -85,7 +92,21 @@ pub(super) enum Out {
         va: u64,
         left: u32,
         first: bool,
+        again: bool,
     },
+}
+
+impl Out {
+    const fn is_answer(&self) -> bool {
+        matches!(self, Out::Read { .. } | Out::Atomic { .. })
+    }
+
+    const fn is_again(&self) -> bool {
+        matches!(
+            self,
+            Out::Read { again: true, .. } | Out::Atomic { again: true, .. }
+        )
+    }
 }
 
 impl<W> Connection<W> {
@@ -99,11 +120,7 @@ impl<W> Connection<W> {
             return Rx::Nothing;
         }
         if header.opcode.op.is_response() {
-            let rx = self.rx_answer(now, header, len);
-            if matches!(rx, Rx::PlaceRead { .. }) {
-                self.pending = Some(Pending::Answer);
-            }
-            return rx;
+            return self.rx_answer(now, header, len);
         }
         self.looked_at = header.psn;
         match distance(header.psn, self.expected) {
@@ -124,9 +141,7 @@ impl<W> Connection<W> {
             _ => {
                 if !self.nak_sent {
                     self.nak_sent = true;
-                    let syndrome = Syndrome::Nak(NakCode::SequenceError);
-                    let psn = self.expected;
-                    self.out.push_back(Out::Nak { psn, syndrome });
+                    self.tell(Syndrome::Nak(NakCode::SequenceError));
                 }
                 return Rx::Nothing;
             }
@@ -173,7 +188,7 @@ impl<W> Connection<W> {
             return self.rx_write(header, len).ok_or(invalid);
         }
         // Reads and atomics, whose answers are bounded.
-        let owed = |out: &&Out| matches!(out, Out::Read { .. } | Out::Atomic { .. });
+        let owed = |out: &&Out| out.is_answer() && !out.is_again();
         if len != 0 || self.out.iter().filter(owed).count() >= self.config.ird as usize {
             return Err(invalid);
         }
@@ -296,7 +311,10 @@ impl<W> Connection<W> {
                 }
                 received
             }
-            Pending::Answer => None,
+            Pending::Answer { seq, now } => {
+                self.answer_placed(seq, now);
+                None
+            }
             other => {
                 self.pending = Some(other);
                 None
@@ -310,12 +328,13 @@ impl<W> Connection<W> {
             self.pending = None;
             let (psn, packets) = (self.expected, self.config.packets(len));
             self.remember(psn, packets, Kind::Read { rkey, va, len });
-            self.out.push_back(Out::Read {
+            self.owe(Out::Read {
                 psn,
                 rkey,
                 va,
                 left: len,
                 first: true,
+                again: false,
             });
             self.msn = ahead(self.msn, 1);
             self.advance(packets);
@@ -328,7 +347,11 @@ impl<W> Connection<W> {
             self.pending = None;
             let psn = self.expected;
             self.remember(psn, 1, Kind::Atomic { original });
-            self.out.push_back(Out::Atomic { psn, original });
+            self.owe(Out::Atomic {
+                psn,
+                original,
+                again: false,
+            });
             self.msn = ahead(self.msn, 1);
             self.advance(1);
         }
@@ -346,19 +369,43 @@ impl<W> Connection<W> {
         }
         // What follows on its heels is not missing.
         self.nak_sent = true;
-        let out = Out::Nak {
-            psn: self.expected,
-            syndrome: Syndrome::RnrNak(self.config.rnr_timer & 31),
-        };
-        if self.out.back() != Some(&out) {
-            self.out.push_back(out);
-        }
+        self.tell(Syndrome::RnrNak(self.config.rnr_timer & 31));
     }
 
-    /// The request that [`rx`](Self::rx) named last cannot be carried out: the peer is told, and the connection has failed. On an unreliable
-    /// connection the message is dropped.
+    /// Says that the packet expected is not there or cannot be used, in place of what was last said and is not sent yet.
+    fn tell(&mut self, syndrome: Syndrome) {
+        let answer = self.out.iter().rposition(Out::is_answer);
+        let settled = answer.map_or(0, |at| at + 1);
+        let unsent = (settled..self.out.len()).find(|at| matches!(self.out[*at], Out::Nak { .. }));
+        if let Some(unsent) = unsent {
+            self.out.remove(unsent);
+        }
+        let psn = self.expected;
+        self.out.push_back(Out::Nak { psn, syndrome });
+    }
+
+    /// An answer to a new request, within the peer's limit: so its oldest one is complete, and is not repeated any more.
+    fn owe(&mut self, answer: Out) {
+        let owed = self.out.iter().filter(|out| out.is_answer()).count();
+        if owed >= self.config.ird as usize
+            && let Some(oldest) = self.out.iter().position(Out::is_again)
+        {
+            self.out.remove(oldest);
+        }
+        self.out.push_back(answer);
+    }
+
+    /// What [`rx`](Self::rx) named last cannot be carried out, before or right after its [`rx_placed`](Self::rx_placed): the peer is told, and
+    /// the connection has failed. The answer to a request of ours fails that request. On an unreliable connection the message is dropped.
     pub fn refuse(&mut self, code: NakCode) {
-        self.pending = None;
+        if let Some(Pending::Answer { seq, .. }) = self.pending.take() {
+            return self.fail(seq, Status::SinkGone);
+        }
+        if let Some(Out::Ack { psn }) = self.out.back_mut()
+            && *psn == self.looked_at
+        {
+            *psn = psn.wrapping_sub(1) & MASK_24;
+        }
         if self.config.service == Service::Uc {
             self.open = None;
             if self.looked_at == self.expected {
@@ -375,7 +422,16 @@ impl<W> Connection<W> {
 
     /// The memory of the answer that [`next_tx`](Self::next_tx) named last can no longer be read.
     pub fn source_gone(&mut self) {
-        self.looked_at = self.sourcing;
+        let (psn, again) = self.sourcing;
+        if again {
+            // The peer has that answer, or will ask again.
+            let rest = ahead(psn, 1);
+            if matches!(self.out.front(), Some(Out::Read { psn, .. }) if *psn == rest) {
+                self.out.pop_front();
+            }
+            return;
+        }
+        self.looked_at = psn;
         self.out.clear();
         self.refuse(NakCode::RemoteAccess);
     }
@@ -387,8 +443,9 @@ impl<W> Connection<W> {
 
     /// Everything before the packet expected has arrived.
     fn acknowledge(&mut self) {
-        let psn = self.expected.wrapping_sub(1) & weft_wire::roce::MASK_24;
-        if let Some(Out::Ack { psn: last }) = self.out.back_mut() {
+        let psn = self.expected.wrapping_sub(1) & MASK_24;
+        let mut unsent = self.out.iter_mut().rev().take_while(|out| !out.is_answer());
+        if let Some(Out::Ack { psn: last }) = unsent.find(|out| matches!(out, Out::Ack { .. })) {
             *last = psn;
         } else {
             self.out.push_back(Out::Ack { psn });
@@ -424,9 +481,14 @@ impl<W> Connection<W> {
         };
         match (kind, header.reth) {
             (Kind::Atomic { original }, None) => {
-                let out = Out::Atomic { psn, original };
-                if !self.out.contains(&out) {
-                    self.out.push_back(out);
+                let known = |out: &Out| matches!(out, Out::Atomic { psn: of, .. } if *of == psn);
+                if !self.out.iter().any(known) {
+                    let again = true;
+                    self.out.push_back(Out::Atomic {
+                        psn,
+                        original,
+                        again,
+                    });
                 }
             }
             (Kind::Read { rkey, va, len }, Some(reth)) => {
@@ -444,6 +506,7 @@ impl<W> Connection<W> {
                     va: reth.va,
                     left: reth.len,
                     first: true,
+                    again: true,
                 };
                 let end = ahead(first, packets);
                 let in_progress = self.out.iter_mut().find(|out| {
@@ -462,6 +525,13 @@ impl<W> Connection<W> {
     /// The next packet that is owed to the peer.
     pub(super) fn next_answer(&mut self, header: &mut Vec<u8>) -> Option<Tx> {
         let config = self.config;
+        if matches!(self.out.front()?, Out::Read { .. }) {
+            if self.burst == 0 {
+                (self.burst, self.interrupted) = (BURST, true);
+                return None;
+            }
+            self.burst -= 1;
+        }
         let out = self.out.pop_front()?;
         let aeth = |syndrome| {
             let msn = self.msn;
@@ -483,7 +553,7 @@ impl<W> Connection<W> {
                 aeth: aeth(syndrome),
                 ..of(Op::Ack, psn)
             },
-            Out::Atomic { psn, original } => Header {
+            Out::Atomic { psn, original, .. } => Header {
                 aeth: ok,
                 original: Some(original),
                 ..of(Op::AtomicAck, psn)
@@ -494,8 +564,9 @@ impl<W> Connection<W> {
                 va,
                 left,
                 first,
+                again,
             } => {
-                self.sourcing = psn;
+                self.sourcing = (psn, again);
                 let len = left.min(config.mtu);
                 let last = len == left;
                 if !last {
@@ -505,6 +576,7 @@ impl<W> Connection<W> {
                         va: va + u64::from(len),
                         left: left - len,
                         first: false,
+                        again,
                     });
                 }
                 let op = match (first, last) {

@@ -1,11 +1,12 @@
 //! How many packets may be on their way: a window that grows with acknowledgements, and halves at a loss or a congestion notification.
 
 use super::distance;
+use super::requester::ACK_EVERY;
 
 /// Packets on their way at the start.
 const FIRST: u32 = 32;
-/// The least.
-const LEAST: u32 = 4;
+/// The least: among so many packets one asks for an acknowledgement.
+const LEAST: u32 = ACK_EVERY;
 
 #[derive(Debug)]
 pub(super) struct Window {

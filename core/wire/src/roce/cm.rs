@@ -25,6 +25,7 @@ pub const QKEY: u32 = 0x8001_0000;
 
 const HEADER_LEN: usize = 24;
 const BODY_LEN: usize = MAD_LEN - HEADER_LEN;
+const ARI_LEN: usize = 72;
 const BASE_VERSION: u8 = 1;
 const CLASS: u8 = 7;
 const CLASS_VERSION: u8 = 2;
@@ -254,6 +255,9 @@ pub struct Rej<'a> {
     pub about: About,
     /// One of [`reason`].
     pub reason: u16,
+    /// Additional information, up to 72 bytes: with [`reason::TIMEOUT`] the sender's adapter (eight bytes), by which the receiver finds the
+    /// connection.
+    pub ari: &'a [u8],
     /// 148 bytes, fewer when it is emitted.
     pub private_data: &'a [u8],
 }
@@ -419,7 +423,9 @@ impl<'a> Mad<'a> {
             }
             Message::Rej(rej) => {
                 body.ids(rej.local_id, rej.remote_id);
-                body.put(8, [(rej.about as u8) << 6, 0]);
+                let ari = rej.ari.get(..ARI_LEN).unwrap_or(rej.ari);
+                body.put(8, [(rej.about as u8) << 6, (ari.len() as u8) << 1]);
+                body.private_data(12, ari);
                 body.put(10, rej.reason.to_be_bytes());
                 body.private_data(84, rej.private_data);
                 REJ
@@ -478,6 +484,9 @@ impl<'a> Mad<'a> {
                 remote_id: body.word(4),
                 about: About::from_bits(body.byte(8) >> 6),
                 reason: body.short(10),
+                ari: body
+                    .rest(12)
+                    .get(..ARI_LEN.min(usize::from(body.byte(9) >> 1)))?,
                 private_data: body.rest(84),
             }),
             MRA => Message::Mra(Mra {

@@ -20,6 +20,7 @@ const FECN: u8 = 0x80;
 const BECN: u8 = 0x40;
 const ACK_REQUEST: u8 = 0x80;
 const VERSION_MASK: u8 = 0x0f;
+const CNP: u8 = 0x81;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -486,6 +487,12 @@ impl Header {
             immediate: None,
             invalidate: None,
         }
+    }
+
+    /// The queue pair that is to send less, if a packet is a congestion notification (CNP, annex A17.9.3).
+    pub fn congested_qp(packet: &[u8]) -> Option<u32> {
+        let (bth, _) = BthLayout::ref_from_prefix(packet).ok()?;
+        (bth.opcode == CNP).then(|| bth.dest_qp.get() & MASK_24)
     }
 
     /// Takes a packet apart: its headers and its payload. The ICRC is not part of `packet`.
