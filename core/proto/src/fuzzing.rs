@@ -1,5 +1,7 @@
 //! Bodies of the fuzz targets in `fuzz/`, and the replay of their corpora by plain `cargo test`.
 
+mod roce;
+
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,8 @@ use crate::rdmap::{
     Config, DoneStatus, Event, Fault, MAX_CONTROL, MAX_HEADER, Op, Payload, Rx, SendWr, State,
     Stream,
 };
+
+pub use roce::roce_connection;
 
 /// Bytes that run out as zeros.
 struct Input<'a>(&'a [u8]);
@@ -591,6 +595,27 @@ mod tests {
             };
             let data: Vec<u8> = std::iter::repeat_with(op).take(300).flatten().collect();
             super::flows(&data);
+        }
+    }
+
+    #[test]
+    fn roce_connection() {
+        replay("roce_connection", super::roce_connection);
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        for _ in 0..3000 {
+            let byte = || {
+                seed ^= seed << 13;
+                seed ^= seed >> 7;
+                seed ^= seed << 17;
+                // Small numbers often: those that are expected.
+                (if seed & 0x300 == 0 {
+                    seed >> 40
+                } else {
+                    seed >> 40 & 15
+                }) as u8
+            };
+            let data: Vec<u8> = std::iter::repeat_with(byte).take(900).collect();
+            super::roce_connection(&data);
         }
     }
 

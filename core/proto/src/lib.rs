@@ -7,6 +7,7 @@
 //! * [`mpa`]: the two sides of the connection start-up (RFC 5044 section 7.1, RFC 6581).
 //! * [`dgram`]: messages in datagrams: segmentation and pacing.
 //! * [`rdmap`]: one DDP/RDMAP stream, both directions (RFC 5040, RFC 5041, RFC 7306).
+//! * [`roce`]: both directions of a connected queue pair of RoCE v2.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -15,3 +16,4 @@ pub mod dgram;
 pub mod fuzzing;
 pub mod mpa;
 pub mod rdmap;
+pub mod roce;

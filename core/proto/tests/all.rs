@@ -6,5 +6,8 @@ mod datagrams;
 mod faults;
 mod reliable;
 mod requests;
+mod roce;
+mod roce_cm;
+mod roce_rules;
 mod startup;
 mod stream;

@@ -12,6 +12,7 @@ use crate::exs;
 use crate::local;
 use crate::mpa::{CRC_LEN, FrameKind, MarkerInserter, MarkerStripper, StartFrame, fpdu_len};
 use crate::rdmap::{AtomicRequest, AtomicResponse, ReadRequest, TermError, Terminate};
+use crate::roce;
 use crate::sidr;
 
 /// Runs `body` on every file of `fuzz/corpus/NAME`, and fails if there is none.
@@ -43,6 +44,32 @@ pub fn sidr(data: &[u8]) {
     if let Some(message) = sidr::Message::parse(&sealed) {
         let raw = message.emit().expect("no longer than it was");
         assert_eq!(sidr::Message::parse(&raw), Some(message));
+    }
+}
+
+/// Any bytes as a RoCE packet, and as a management datagram: what parses comes back from `emit`.
+pub fn roce_packet(data: &[u8]) {
+    if let Ok((header, payload)) = roce::Header::parse(data) {
+        let mut raw = Vec::new();
+        header.emit(&mut raw);
+        raw.extend_from_slice(payload);
+        raw.extend_from_slice(&[0; 3][..header.pad.into()]);
+        assert_eq!(roce::Header::parse(&raw), Ok((header, payload)));
+        assert!(!header.to_string().is_empty());
+        mad(payload);
+    }
+    mad(data);
+}
+
+fn mad(data: &[u8]) {
+    if let Some(mad) = roce::cm::Mad::parse(data) {
+        assert_eq!(roce::cm::Mad::parse(&mad.emit()), Some(mad));
+        if let roce::cm::Message::Req(req) = mad.message
+            && let Some((header, _)) = roce::cm::IpHeader::parse(req.private_data)
+        {
+            let raw = header.emit();
+            assert_eq!(roce::cm::IpHeader::parse(&raw), Some((header, &[][..])));
+        }
     }
 }
 
@@ -348,6 +375,7 @@ mod tests {
         start_frame,
         ddp_header,
         datagram,
+        roce_packet,
         sidr,
         meeting,
         terminate,

@@ -1,5 +1,5 @@
-//! Codecs for everything that crosses a wire: MPA (RFC 5044, RFC 6581), DDP (RFC 5041), RDMAP (RFC 5040, RFC 7306)
-//! and CRC-32C.
+//! Codecs for everything that crosses a wire: MPA (RFC 5044, RFC 6581), DDP (RFC 5041), RDMAP (RFC 5040, RFC 7306),
+//! RoCE v2 and CRC-32C.
 //!
 //! Nothing here does I/O or keeps connection state, and nothing allocates on the data path. Every decoder takes bytes
 //! that a hostile peer may have chosen: it returns a value or an error, and never panics. Every value prints the way a
@@ -14,6 +14,7 @@
 //! | [`sidr`] | requests for the datagram queue pair of a program that listens on a UDP port |
 //! | [`local`] | the shared-memory handshake of two processes of one host |
 //! | [`exs`] | greetings and control messages of EXS sockets |
+//! | [`roce`] | RoCE v2: packets, the ICRC, messages of the connection manager |
 //! | [`crc`] | CRC-32C |
 //!
 //! ```
@@ -42,4 +43,5 @@ pub mod local;
 pub mod mpa;
 mod opcode;
 pub mod rdmap;
+pub mod roce;
 pub mod sidr;

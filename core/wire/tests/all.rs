@@ -1,4 +1,5 @@
 //! The tests of this crate.
 
 mod properties;
+mod roce;
 mod vectors;

@@ -809,6 +809,40 @@ static void member(void) {
     half_close(&h);
 }
 
+/* A datagram queue pair that hears and sends broadcasts, of the loopback interface's subnet. */
+static void broadcast(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    MUST(ibv_destroy_qp(h.qp) == 0);
+    struct ibv_qp_init_attr init = attributes(&h);
+    init.qp_type = IBV_QPT_UD;
+    MUST(h.qp = ibv_create_qp(h.pd, &init));
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY};
+    MUST(ibv_modify_qp(h.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
+    MUST(to_state(h.qp, IBV_QPS_RTR) == 0);
+    struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS};
+    MUST(ibv_modify_qp(h.qp, &rts, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
+    union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [13] = 255, [14] = 255, [15] = 255}};
+    CHECK(ibv_attach_mcast(h.qp, &gid, 0) == 0);
+    struct ibv_ah_attr way = rtr_attr(h.context, 1).ah_attr;
+    way.grh.dgid = gid;
+    struct ibv_ah *ah;
+    MUST(ah = ibv_create_ah(h.pd, &way));
+    struct ibv_sge sge = part(&h, 0, 100);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+    wr.wr.ud.ah = ah;
+    wr.wr.ud.remote_qpn = 0xffffff;
+    wr.wr.ud.remote_qkey = QKEY;
+    memset(h.buf, 7, 100);
+    receive(&h, 7, 4096, 140);
+    CHECK(post(&h, &wr) == 0);
+    struct ibv_wc wc = completion(h.rcq);
+    CHECK(wc.wr_id == 7 && wc.status == IBV_WC_SUCCESS && wc.byte_len == 140 && wc.src_qp == h.qp->qp_num);
+    CHECK(!memcmp(h.buf + 4136, h.buf, 100) && !memcmp(h.buf + 4096 + 36, gid.raw + 12, 4));
+    CHECK(ibv_detach_mcast(h.qp, &gid, 0) == 0 && ibv_destroy_ah(ah) == 0);
+    half_close(&h);
+}
+
 /* A datagram queue pair that does not receive its own messages, and one that does, in one group. */
 static void deaf(void) {
     struct half h;
@@ -887,6 +921,7 @@ static void elsewhere(void (*body)(void)) {
 
 static void groups(void) {
     elsewhere(member);
+    elsewhere(broadcast);
     elsewhere(deaf);
 }
 

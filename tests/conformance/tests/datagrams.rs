@@ -521,6 +521,42 @@ fn numbers_lead_to_ports() {
     assert_eq!(elsewhere.get() >> 8, u32::from(port.local_addr().port()));
 }
 
+/// The loopback interface has a broadcast address.
+#[test]
+fn a_broadcast_is_heard_by_all_that_are_attached() {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let port = 20_000 + (u16::from_be_bytes([high, low]) % 10_000);
+    let everyone = SocketAddr::from(([127, 255, 255, 255], port));
+    let name = everyone.to_string();
+    let (a, b) = (Side::new(), Side::new());
+    let (qa, qb, qc) = (a.qp(), b.qp(), b.qp());
+    for qp in [&qa, &qb] {
+        qp.attach(everyone, &[]).expect("attached");
+    }
+    a.recv(&qa, 1, 0, 64);
+    b.recv(&qb, 2, 0, 64);
+    b.recv(&qc, 3, 64, 64);
+    a.mr.write(128, b"to all").expect("in bounds");
+    let wr = SendWr::send(7).sge(a.mr.sge(128, 6));
+    qa.post_send(&wr, &to_group(&name, 5)).expect("posted");
+    qa.post_send(&wr, &to_group(&name, QKEY)).expect("posted");
+    assert_eq!(a.next().wr_id, 1, "the sender hears it too");
+    assert_eq!(b.next().wr_id, 2);
+    assert_eq!(qb.counters().wrong_qkey, 1);
+    let mut got = [0; 6];
+    b.mr.read(0, &mut got).expect("in bounds");
+    assert_eq!(&got, b"to all");
+    // Many in a row: nothing waits for a report of the receivers, and none goes to a ring.
+    for number in 0..100 {
+        a.recv(&qa, number, 0, 64);
+        b.recv(&qb, number, 0, 64);
+        qa.post_send(&wr, &to_group(&name, QKEY)).expect("posted");
+        assert_eq!((a.next().wr_id, b.next().wr_id), (number, number));
+    }
+    assert!(qb.detach(everyone) && !qb.detach(everyone));
+    assert_eq!(qc.counters().received, 0);
+}
+
 /// The first interface of every network namespace.
 const LOOPBACK: u32 = 1;
 

@@ -95,11 +95,30 @@ impl Guest {
     /// # Panics
     /// When it does not boot.
     pub fn boot(forwards: &[(u16, u16)]) -> Result<Guest, String> {
+        let forwards = forwards
+            .iter()
+            .flat_map(|(host, guest)| ["-p".to_owned(), format!("{host}:{guest}")]);
+        Guest::boot_with("127.0.0.1", forwards.collect())
+    }
+
+    /// As [`Guest::boot`], on this tap device, which has the address [`HOST`].
+    ///
+    /// # Errors
+    /// As for [`Guest::boot`].
+    ///
+    /// # Panics
+    /// As for [`Guest::boot`].
+    pub fn boot_on(tap: &str) -> Result<Guest, String> {
+        Guest::boot_with(HOST, vec!["-i".to_owned(), tap.to_owned()])
+    }
+
+    /// `ours` is the address that the guest sees as [`HOST`].
+    fn boot_with(ours: &str, options: Vec<String>) -> Result<Guest, String> {
         if let Some(why) = hindrance() {
             return Err(why);
         }
         let begun = Instant::now();
-        let door = TcpListener::bind("127.0.0.1:0").expect("a listening socket");
+        let door = TcpListener::bind((ours, 0)).expect("a listening socket");
         let addr = door.local_addr().expect("its address");
         let script = tempfile::NamedTempFile::new().expect("a temporary file");
         let text = format!(
@@ -112,10 +131,7 @@ impl Guest {
         );
         std::fs::write(script.path(), text).expect("a written script");
         let mut run = tool();
-        run.arg("run");
-        for (host, guest) in forwards {
-            run.args(["-p", &format!("{host}:{guest}")]);
-        }
+        run.arg("run").args(options);
         run.args(["-t", &LIFE.as_secs().to_string()])
             .arg(script.path());
         let mut child = run

@@ -162,7 +162,7 @@ impl PortInner {
         match control {
             Control::Probe { cookie, sent } => {
                 // A group's members do not all answer for the group.
-                if self.addr.ip().is_multicast() {
+                if self.is_group {
                     return;
                 }
                 let mut report = Vec::with_capacity(dgram::segment::PROBE_LEN);

@@ -173,6 +173,13 @@ pub struct UdDest {
     pub traffic_class: u8,
 }
 
+impl UdDest {
+    /// A multicast group, or all hosts of a subnet.
+    pub(super) fn is_group(&self) -> bool {
+        self.qp_num == UD_GROUP || self.addr.ip().is_multicast()
+    }
+}
+
 /// The counters of a datagram queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdCounters {
@@ -371,14 +378,12 @@ impl UdQp {
     }
 
     /// Joins a multicast group: receives messages to [`UD_GROUP`] at this address and port, on these interfaces (their indexes), with the queue pair's
-    /// `Q_Key`. Other queue pairs, in this process too, may join the same group. A group that is joined already stays as it is.
+    /// `Q_Key`. Other queue pairs, in this process too, may join the same group. A group that is joined already stays as it is. An IPv4 broadcast
+    /// address, 255.255.255.255 or that of a subnet of this host, is a group too: of all hosts of the subnet, on every interface that has it.
     ///
     /// # Errors
-    /// `InvalidInput` for an address that is not a group; as `bind(2)`; the error of `IP_ADD_MEMBERSHIP` if no interface can join.
+    /// `InvalidInput` for an address that is neither; as `bind(2)`; the error of `IP_ADD_MEMBERSHIP` if no interface can join.
     pub fn attach(&self, group: SocketAddr, interfaces: &[u32]) -> io::Result<()> {
-        if !group.ip().is_multicast() {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
         let mut groups = lock(&self.groups);
         if groups.contains_key(&group) {
             return Ok(());

@@ -129,6 +129,8 @@ pub(crate) struct PortInner {
     pub(crate) device: Arc<DeviceInner>,
     pub(super) socket: Arc<UdpSocket>,
     pub(super) addr: SocketAddr,
+    /// It is the address of a group.
+    pub(super) is_group: bool,
     pub(super) registration: Registration,
     pub(super) locals: Arc<Locals>,
     pub(super) members: RwLock<HashMap<u32, Weak<UdInner>>>,
@@ -255,7 +257,7 @@ impl PortInner {
     /// # Errors
     /// The time at which to try again if no report has arrived by then.
     pub(super) fn may_send(&self, dest: &UdDest, len: usize) -> Result<Option<Arc<Pipe>>, Instant> {
-        if dest.addr.ip().is_multicast() {
+        if dest.is_group() {
             return Ok(None);
         }
         if let Some(pipe) = self.locals.pipe(dest) {
@@ -296,7 +298,7 @@ impl PortInner {
         dest: &UdDest,
         known: Option<Arc<Pipe>>,
     ) -> io::Result<usize> {
-        if self.send_local(bytes, each, dest, known) {
+        if !dest.is_group() && self.send_local(bytes, each, dest, known) {
             return Ok(bytes.len());
         }
         let to = dest.addr;
@@ -312,7 +314,7 @@ impl PortInner {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
             Err(error) => return Err(error),
         };
-        if !to.ip().is_multicast() {
+        if !dest.is_group() {
             let now = Instant::now();
             let cookie = || self.device.random_u32();
             let probe = {
@@ -496,7 +498,7 @@ impl Device {
         if !matches!(self.0.transport, Transport::Tcp) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        UdPort::open(&self.0, UdpSocket::bind(addr, RECEIVE_BUFFER)?)
+        UdPort::open(&self.0, UdpSocket::bind(addr, RECEIVE_BUFFER)?, false)
     }
 }
 
@@ -507,10 +509,11 @@ impl UdPort {
         group: SocketAddr,
         interfaces: &[u32],
     ) -> io::Result<UdPort> {
-        UdPort::open(device, UdpSocket::join(group, interfaces, RECEIVE_BUFFER)?)
+        let socket = UdpSocket::join(group, interfaces, RECEIVE_BUFFER)?;
+        UdPort::open(device, socket, true)
     }
 
-    fn open(device: &Arc<DeviceInner>, socket: UdpSocket) -> io::Result<UdPort> {
+    fn open(device: &Arc<DeviceInner>, socket: UdpSocket, is_group: bool) -> io::Result<UdPort> {
         if device.tls.is_some() {
             tracing::warn!("datagrams are not encrypted: TLS protects connections only");
         }
@@ -525,12 +528,13 @@ impl UdPort {
             );
         }
         // Groups are many, and their messages short.
-        let places = if addr.ip().is_multicast() { 1 } else { PLACES };
+        let places = if is_group { 1 } else { PLACES };
         let socket = Arc::new(socket);
         let inner = Arc::new(PortInner {
             device: Arc::clone(device),
             addr,
-            locals: Locals::open(device, &socket, addr),
+            is_group,
+            locals: Locals::open(device, &socket, addr, is_group),
             socket,
             registration: Registration::new(&device.engine),
             members: RwLock::default(),

@@ -197,7 +197,7 @@ impl UdInner {
         to: &UdDest,
     ) -> Result<(), PostReason> {
         let len = self.check_post(wr)?;
-        if to.addr.ip().is_multicast() || to.qp_num == super::UD_GROUP {
+        if to.is_group() {
             return Err(PostReason::Group);
         }
         if self.sq_used.load(Ordering::Relaxed) >= self.max_send_wr {

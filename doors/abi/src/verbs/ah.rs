@@ -27,6 +27,7 @@ static COUNT: PerFork<Count> = PerFork::new();
 /// The object behind an `ibv_ah`.
 pub(crate) struct Ah {
     ip: IpAddr,
+    is_group: bool,
     /// The interface, for a link-local address.
     scope: u32,
     /// Our address that the receiver sees.
@@ -41,7 +42,7 @@ kind!(Ah as ibv_ah, 0xadd7_e550);
 impl Ah {
     /// The destination of the queue pair with this number at the address: the number contains its port (docs/spec/persona.md). A group has its own port.
     fn dest(&self, qp_num: u32, qkey: u32) -> UdDest {
-        let port = if self.ip.is_multicast() {
+        let port = if self.is_group {
             port_of(self.ip)
         } else {
             (qp_num >> 8) as u16
@@ -71,15 +72,16 @@ pub(crate) unsafe fn dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest
 }
 
 /// As [`persona::way`], and for groups.
-fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
+fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32, bool), Errno> {
     // SAFETY: any bytes are a GID.
     let Some(group) = group_of(unsafe { grh.dgid.raw }) else {
-        return persona::way(grh);
+        let (own, ip, scope) = persona::way(grh)?;
+        return Ok((own, ip, scope, false));
     };
     let own = gids()?.get(usize::from(grh.sgid_index)).copied();
     let fits = |gid: &Gid| !gid.is_empty() && gid.ip.is_ipv4() == group.is_ipv4();
     let own = own.filter(fits).ok_or(Errno::INVAL)?;
-    Ok((own, group, own.ifindex))
+    Ok((own, group, own.ifindex, true))
 }
 
 fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
@@ -90,9 +92,10 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
     if attr.is_global == 0 || attr.port_num != 1 {
         return Err(Errno::INVAL);
     }
-    let (own, ip, scope) = way(&attr.grh)?;
+    let (own, ip, scope, is_group) = way(&attr.grh)?;
     let body = Ah {
         ip,
+        is_group,
         scope,
         from: own.ip,
         traffic_class: attr.grh.traffic_class,

@@ -1,7 +1,8 @@
-//! The addresses of multicast groups: IP multicast (docs/spec/dgram.md).
+//! The addresses of groups: IP multicast and IPv4 broadcast (docs/spec/dgram.md).
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use weft_sys::udp::is_broadcast;
 use weft_verbs::cm::ip_of;
 
 /// The upper half of a group's UDP port; the lower is the last byte of its GID.
@@ -17,7 +18,7 @@ pub(crate) fn group_of(gid: [u8; 16]) -> Option<IpAddr> {
         let group = Ipv4Addr::from(octets);
         return group.is_multicast().then_some(group.into());
     }
-    Some(ip_of(gid)).filter(IpAddr::is_multicast)
+    Some(ip_of(gid)).filter(|ip| ip.is_multicast() || is_broadcast(*ip).unwrap_or(false))
 }
 
 pub(crate) fn port_of(group: IpAddr) -> u16 {
@@ -43,8 +44,12 @@ mod tests {
         assert_eq!(group_of(gid("ff0e::ffff:10.1.2.3")), None);
         let group6: IpAddr = "ff0e::1:239.1.2.3".parse().unwrap();
         assert_eq!(group_of(gid("ff0e::1:239.1.2.3")), Some(group6));
-        for none in ["10.1.2.3", "::", "fe80::1", "255.255.255.255"] {
+        for none in ["10.1.2.3", "::", "fe80::1", "127.0.0.1", "0.0.0.0"] {
             assert_eq!(group_of(gid(none)), None, "{none}");
+        }
+        // The loopback interface has a broadcast address, too.
+        for broadcast in ["255.255.255.255", "127.255.255.255"] {
+            assert_eq!(group_of(gid(broadcast)), broadcast.parse().ok());
         }
         assert_eq!((port_of(group), port_of(group6)), (0x5703, 0x5703));
     }

@@ -88,8 +88,9 @@ impl Locals {
         device: &Arc<DeviceInner>,
         socket: &Arc<UdpSocket>,
         addr: SocketAddr,
+        is_group: bool,
     ) -> Arc<Locals> {
-        let wants = device.local != LocalMode::Off && !addr.ip().is_multicast();
+        let wants = device.local != LocalMode::Off && !is_group;
         let cookie = socket.cookie();
         let locals = Arc::new(Locals {
             device: Arc::downgrade(device),
