@@ -23,11 +23,19 @@ use crate::{bell, kernel, signal};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 
-/// Connections by set and `data` of their registrations, if these are edge-triggered or the connection is carried to another host; `None`: two have the same.
-/// Changed under the big lock only.
+/// Connections by set and `data` of their registrations, if these are edge-triggered or the connection is carried to another host. Changed under the
+/// big lock only.
 static BY_DATA: Private<Option<ByData>> = Private::new(Guards::Edges, None);
 
-type ByData = HashMap<(usize, u64), Option<&'static Conn>>;
+pub(crate) type ByData = HashMap<(usize, u64), Of>;
+
+/// The connection that a set and a `data` belong to.
+pub(crate) struct Of {
+    /// `None`: several have had them.
+    conn: Option<&'static Conn>,
+    /// Its registrations with them.
+    regs: u32,
+}
 
 /// Entries of [`BY_DATA`].
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
@@ -65,8 +73,10 @@ pub(crate) fn find(number: usize, data: u64) -> Named {
     }
     let map = BY_DATA.lock();
     match map.as_ref().and_then(|map| map.get(&(number, data))) {
-        Some(Some(conn)) => Named::One(conn),
-        Some(None) => Named::Several,
+        Some(Of {
+            conn: Some(conn), ..
+        }) => Named::One(conn),
+        Some(Of { conn: None, .. }) => Named::Several,
         None => Named::None,
     }
 }
@@ -84,9 +94,12 @@ pub(crate) fn know(conn: &'static Conn, reg: &mut Reg, _big: &Big) {
         return;
     }
     with_map(|map| {
-        map.entry((reg.number, reg.data))
-            .and_modify(|of| *of = of.filter(|of| std::ptr::eq(*of, conn)))
-            .or_insert(Some(conn));
+        let of = map.entry((reg.number, reg.data)).or_insert(Of {
+            conn: Some(conn),
+            regs: 0,
+        });
+        of.conn = of.conn.filter(|of| std::ptr::eq(*of, conn));
+        of.regs += 1;
     });
 }
 
@@ -134,8 +147,11 @@ pub(crate) fn forget(reg: &mut Reg) {
     if std::mem::take(&mut reg.is_known) {
         let key = (reg.number, reg.data);
         with_map(|map| {
-            if map.get(&key).is_some_and(Option::is_some) {
-                map.remove(&key);
+            if let Some(of) = map.get_mut(&key) {
+                of.regs -= 1;
+                if of.regs == 0 {
+                    map.remove(&key);
+                }
             }
         });
     }

@@ -1,8 +1,7 @@
 //! The parts of `weft run` outside its preload library, without unsafe code: how the two ends of a TCP connection on one host find each other
 //! ([`meet`]), how two UDP sockets do ([`dgram`]), their messages to the broker that reaches other hosts ([`hosts`]), when they try
-//! ([`pace`]), how sends are counted while they go over ([`gate`]), which events are of one registration ([`events`]), which rings give their memory back
-//! ([`idle`]), the report of a process's connections ([`ledger`]), and the libraries' names
-//! ([`preload`]). The formats are in `docs/spec/run.md`.
+//! ([`pace`]), how sends are counted while they go over ([`gate`]), which events are of one registration ([`events`]), the
+//! report of a process's connections ([`ledger`]), and the libraries' names ([`preload`]). The formats are in `docs/spec/run.md`.
 #![forbid(unsafe_code)]
 
 pub mod addr;
