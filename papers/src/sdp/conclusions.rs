@@ -98,8 +98,8 @@ fn single(data: &Data<'_>, found: &mut Conclusions) {
         claims! { found;
             source, "a write after every send: AZ-SDP is slower than ZSDP" =>
                 data.all(figure, [Az, Zsdp], ONE, Below(1.0));
-            "left out by the paper", "a write after every send: copy on write beside block on write" =>
-                data.all(figure, [AzsdpCopy, Az], ONE, AtLeast(1.0));
+            "left out by the paper", "a write after 1 to 16 sends: copy on write is no slower than block on write" =>
+                data.all(figure, [AzsdpCopy, Az], SOME, AtLeast(1.0));
         }
     }
 }
