@@ -127,6 +127,17 @@ impl Context {
         &self.life
     }
 
+    /// Whether it was removed, or has failed: then every call on it fails.
+    pub fn is_gone(&self) -> bool {
+        self.life.over().is_some()
+    }
+
+    /// For tests: as if the device had told that it has failed (`IBV_EVENT_DEVICE_FATAL`).
+    #[doc(hidden)]
+    pub fn fail(&self) {
+        self.life.end();
+    }
+
     /// Before a call that makes or uses objects, or asks the device.
     pub(crate) fn enter(&self) -> Result<Calling<'_>, Error> {
         self.life.enter()

@@ -99,6 +99,9 @@ impl Watched for OnRnic {
         };
         if let Err(error) = serve() {
             tracing::error!(%error, "an RNIC can no longer be listened on");
+            if let Some(listener) = self.listener.upgrade() {
+                listener.lost(error.into());
+            }
         }
     }
 }
@@ -166,7 +169,8 @@ struct Waiting {
     /// Accepts that wait for a connection.
     accepts: VecDeque<(Target, u64)>,
     pollers: Vec<(Target, u64)>,
-    closed: bool,
+    /// Why no connection comes any more: it is closed, or its device is gone.
+    over: Option<Errno>,
 }
 
 impl Listener {
@@ -224,7 +228,7 @@ impl Listener {
     fn arrived(&self, incoming: Arriving) {
         {
             let mut state = lock(&self.state);
-            if state.closed
+            if state.over.is_some()
                 || state.ready.len() + state.making >= self.backlog.max(state.accepts.len())
             {
                 // Dropping a request rejects it.
@@ -237,7 +241,7 @@ impl Listener {
             let mut state = lock(&self.state);
             state.making -= 1;
             match made {
-                Some(connection) if !state.closed => {
+                Some(connection) if state.over.is_none() => {
                     state.ready.push_back(connection);
                     self.show(&state);
                     std::mem::take(&mut state.pollers)
@@ -269,9 +273,11 @@ impl Listener {
 
     pub(crate) fn accept(&self, target: Target, token: u64) {
         let mut state = lock(&self.state);
-        if state.closed {
+        if let Some(errno) = state.over
+            && state.ready.is_empty()
+        {
             drop(state);
-            return self.end(vec![(target, token)], Vec::new(), Errno::CANCELED);
+            return self.end(vec![(target, token)], Vec::new(), errno);
         }
         state.accepts.push_back((target, token));
         drop(state);
@@ -344,9 +350,11 @@ impl Listener {
     pub(crate) fn poll(&self, wanted: Ready, target: Target, token: u64) {
         let now = {
             let mut state = lock(&self.state);
-            if state.closed {
+            if let Some(errno) = state.over
+                && state.ready.is_empty()
+            {
                 drop(state);
-                return self.end(Vec::new(), vec![(target, token)], Errno::CANCELED);
+                return self.end(Vec::new(), vec![(target, token)], errno);
             }
             if state.ready.is_empty() || !wanted.contains(Ready::IN) {
                 state.pollers.push((target, token));
@@ -397,11 +405,28 @@ impl Listener {
         state.accepts.len() + state.pollers.len() < before
     }
 
+    /// No connection comes any more: what waits for one ends with this error, and so does what is asked for later.
+    fn lost(&self, errno: Errno) {
+        let (accepts, pollers) = {
+            let mut state = lock(&self.state);
+            if state.over.is_some() {
+                return;
+            }
+            state.over = Some(errno);
+            self.parent.signal.raise();
+            (
+                std::mem::take(&mut state.accepts),
+                std::mem::take(&mut state.pollers),
+            )
+        };
+        self.end(accepts.into(), pollers, errno);
+    }
+
     pub(crate) fn close(&self) {
         drop(lock(&self.listening).take());
         let (accepts, pollers, ready) = {
             let mut state = lock(&self.state);
-            state.closed = true;
+            state.over = Some(Errno::CANCELED);
             (
                 std::mem::take(&mut state.accepts),
                 std::mem::take(&mut state.pollers),
