@@ -12,7 +12,7 @@ use std::time::Instant;
 use crate::common::{Output, as_user, names, noise, until, weft};
 
 /// A running `weft fs serve`.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     addr: String,
     fingerprint: String,
@@ -23,7 +23,7 @@ impl Server {
         Self::start_with(&mut weft(), args)
     }
 
-    fn start_with(command: &mut Command, args: &[&str]) -> Self {
+    pub(crate) fn start_with(command: &mut Command, args: &[&str]) -> Self {
         let mut child = command
             .args(["fs", "serve", "--bind", "127.0.0.1:0"])
             .args(args)
@@ -46,7 +46,7 @@ impl Server {
         }
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         format!("/rdma/{}/{name}", self.addr)
     }
 

@@ -154,6 +154,7 @@ impl World {
             tls: tls.clone(),
             admit: Arc::new(|_| false),
             open: true,
+            via: weft_fs::Via::default(),
         };
         let server = Server::start(config).map_err(BenchError::system("a server"))?;
         let scratch = PathBuf::from(format!("/dev/shm/weft-bench-fs-{}", std::process::id()));

@@ -10,11 +10,12 @@ use weft_fs::name::{Endpoint, Name, RemotePath};
 use weft_fs::server::{Admit, Config, Server};
 use weft_fs::wire::Status;
 use weft_fs::{Client, DEFAULT_PORT, Errno, Error, Settings};
+use weft_session::Via;
 use weft_verbs::cm::ConnectError;
 use weft_verbs::tls::{Fingerprint, Tls, TlsError};
 
-use weft_cli::args::ClientKeys;
-use weft_cli::args::fs::ServeArgs;
+use weft_cli::args::fs::{Common, ServeArgs};
+use weft_cli::args::{ClientKeys, ViaArgs};
 use weft_cli::failure::Failure;
 use weft_cli::identity::authorized::Authorized;
 use weft_cli::identity::credentials::Credentials;
@@ -44,6 +45,13 @@ pub(crate) fn environment(
     Ok(settings)
 }
 
+fn via(args: &ViaArgs) -> Via {
+    Via {
+        device: args.device.clone(),
+        plain: args.plain,
+    }
+}
+
 /// TLS with one server.
 struct OneServer(Tls);
 
@@ -69,16 +77,20 @@ pub(crate) fn parse(path: &Path) -> Result<RemotePath, Failure> {
 }
 
 /// Connects, once it is clear that it is the server that is meant: its key is known, or our own, or the user says so.
-pub(crate) fn connect(
-    endpoint: &Endpoint,
-    who: &ClientKeys,
-    patience: Duration,
-) -> Result<Client, Failure> {
+pub(crate) fn connect(endpoint: &Endpoint, common: &Common) -> Result<Client, Failure> {
+    let (who, patience) = (&common.keys, Duration::from_secs(common.timeout));
+    let via = via(&common.via);
+    if via.plain && !who.peers.is_empty() {
+        return Err(Failure::usage(
+            "without encryption a server shows no key: --peer and --plain exclude each other",
+        ));
+    }
     let name = endpoint.to_string();
     let credentials = Credentials::new(name, who.identity.as_deref(), who.peers.clone())?;
     credentials.connect(|| {
         let settings = Settings {
             patience,
+            via: via.clone(),
             ..Settings::new(Arc::new(OneServer(credentials.tls()?)))
         };
         // Some servers tell strangers only when they ask.
@@ -113,6 +125,7 @@ fn refused(endpoint: &Endpoint, e: &Error, credentials: &Credentials) -> Failure
             ))
             .hint("check the port; `weft fs serve` prints the one that it uses")
         }
+        Error::Device(why) => Failure::failed(e.to_string()).hint(why.hint()),
         Error::Local(_) => {
             Failure::failed(e.to_string()).hint("`weft doctor` says what this machine does not support")
         }
@@ -210,6 +223,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<Serving, Failure> {
         tls,
         admit,
         open: args.open,
+        via: via(&args.via),
     };
     let server = Server::start(config).map_err(|e| {
         Failure::listen(

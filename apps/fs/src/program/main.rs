@@ -101,11 +101,7 @@ fn each(
 }
 
 fn connect_as(common: &Common, path: &RemotePath) -> Result<Client, Failure> {
-    connect(
-        &path.endpoint,
-        &common.keys,
-        Duration::from_secs(common.timeout),
-    )
+    connect(&path.endpoint, common)
 }
 
 fn list(client: &Client, path: &RemotePath, json: bool) -> Result<(), Failure> {

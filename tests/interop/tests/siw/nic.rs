@@ -193,7 +193,7 @@ fn in_a_shell(line: &str) -> String {
 fn serving(program: &str, file: &str) -> String {
     format!(
         "cd /tmp; rm -f {file}; {program} >{file} 2>&1 & server=$!; \
-         until grep -q listening {file} 2>/dev/null || ! kill -0 $server; do usleep 10000; done"
+         until grep -q -e listening -e serving {file} 2>/dev/null || ! kill -0 $server; do usleep 10000; done"
     )
 }
 
@@ -208,6 +208,49 @@ fn hello_and_cp_run_on_the_kernels_devices() {
     // Where both are on one interface, rdma_cm takes its address for siw0.
     siw.guest.must("rdma link del siw0", STEP);
     hello_and_cp_on(&mut siw, "rxe0");
+    let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
+    siw.guest.must(back, STEP);
+}
+
+/// Buffers of a server from a client on the same device; only atomics can append.
+fn fs_on(siw: &mut Siw, device: &str, has_atomics: bool) {
+    let serve =
+        format!("./weft fs serve --keep --plain --open --device {device} --bind {GUEST}:7474");
+    let client = format!("--plain --device {device}");
+    let name = format!("/rdma/{GUEST}:7474/data");
+    let fs = format!(
+        "{}; dd if=/dev/urandom of=large bs=1M count=8 2>/dev/null; \
+         ./weft fs put {client} large {name} && ./weft fs get {client} {name} got && cmp large got; status=$?; \
+         ./weft fs put {client} --append large {name} 2>&1; echo append: $?; ./weft fs ls {client} {name}; \
+         kill $server; wait $server; cat server; rm -f large got; exit $status",
+        serving(&serve, "server")
+    );
+    let done = siw.guest.run(&in_a_shell(&fs), LONG);
+    say(&format!("weft fs on {device}:\n{}", done.text));
+    assert_eq!(done.status, 0, "{}", done.text);
+    let append = if has_atomics {
+        "append: 0"
+    } else {
+        "Operation not supported"
+    };
+    assert!(done.text.contains(append), "{}", done.text);
+    let size = if has_atomics { "16777216" } else { "8388608" };
+    assert!(done.text.contains(size), "{}", done.text);
+}
+
+#[test]
+fn remote_memory_as_files_runs_on_the_kernels_devices() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    cargo(&["build", "--quiet", "--locked", "-p", "weft-fs"]);
+    put(&mut siw, &beside("weft-fs"), "weft-fs");
+    siw.guest.must("rdma link del rxe0", STEP);
+    fs_on(&mut siw, "siw0", false);
+    siw.guest.must(
+        "rdma link del siw0; rdma link add rxe0 type rxe netdev eth0",
+        STEP,
+    );
+    fs_on(&mut siw, "rxe0", true);
     let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
     siw.guest.must(back, STEP);
 }
