@@ -212,7 +212,7 @@ fn hello_and_cp_run_on_the_kernels_devices() {
     siw.guest.must(back, STEP);
 }
 
-/// Buffers of a server from a client on the same device; only atomics can append.
+/// Buffers of a server from a client on the same device; only atomics can append. At the end the device is removed, which ends the server.
 fn fs_on(siw: &mut Siw, device: &str, has_atomics: bool) {
     let serve =
         format!("./weft fs serve --keep --plain --open --device {device} --bind {GUEST}:7474");
@@ -222,7 +222,7 @@ fn fs_on(siw: &mut Siw, device: &str, has_atomics: bool) {
         "{}; dd if=/dev/urandom of=large bs=1M count=8 2>/dev/null; \
          ./weft fs put {client} large {name} && ./weft fs get {client} {name} got && cmp large got; status=$?; \
          ./weft fs put {client} --append large {name} 2>&1; echo append: $?; ./weft fs ls {client} {name}; \
-         kill $server; wait $server; cat server; rm -f large got; exit $status",
+         rdma link del {device}; wait $server; echo server: $?; cat server; rm -f large got; exit $status",
         serving(&serve, "server")
     );
     let done = siw.guest.run(&in_a_shell(&fs), LONG);
@@ -236,6 +236,9 @@ fn fs_on(siw: &mut Siw, device: &str, has_atomics: bool) {
     assert!(done.text.contains(append), "{}", done.text);
     let size = if has_atomics { "16777216" } else { "8388608" };
     assert!(done.text.contains(size), "{}", done.text);
+    assert!(done.text.contains("server: 1"), "{}", done.text);
+    let words = format!("nobody can come any more: RNIC: {device}");
+    assert!(done.text.contains(&words), "{}", done.text);
 }
 
 #[test]
@@ -246,13 +249,11 @@ fn remote_memory_as_files_runs_on_the_kernels_devices() {
     put(&mut siw, &beside("weft-fs"), "weft-fs");
     siw.guest.must("rdma link del rxe0", STEP);
     fs_on(&mut siw, "siw0", false);
-    siw.guest.must(
-        "rdma link del siw0; rdma link add rxe0 type rxe netdev eth0",
-        STEP,
-    );
+    siw.guest
+        .must("rdma link add rxe0 type rxe netdev eth0", STEP);
     fs_on(&mut siw, "rxe0", true);
-    let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
-    siw.guest.must(back, STEP);
+    siw.guest
+        .must("rdma link add siw0 type siw netdev eth0", STEP);
 }
 
 /// `weft cp` by `WEFT_DEVICE=auto` on both sides, between two processes of the guest; both say that this device carries the files.
@@ -408,10 +409,8 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
     const MIB: usize = 8;
     let Some(mut siw) = siw() else { return };
     prepared(&mut siw);
-    // rdma_cm takes the address for the older of two devices, and the driver makes siw0 anew.
+    // rdma_cm takes the address for the older of two devices.
     siw.guest.must("rdma link del rxe0", STEP);
-    // Without it siw's connections do not let the responder speak first, as that of `weft hello` does.
-    siw.driver(&[("peer_to_peer", 1)]);
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().to_str().unwrap();
 
