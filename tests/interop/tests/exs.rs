@@ -354,6 +354,8 @@ fn failing_device() {
     assert!(error.to_string().contains("was removed"), "{error}");
     let late = listener.accept_wait(Some(PATIENCE));
     assert!(late.is_err_and(|errno| errno != Errno::AGAIN));
+    assert!(listener.poll_wait(Ready::IN, Some(PATIENCE)).is_err());
+    assert_eq!(listener.ready(), Ready::IN | Ready::ERR);
 }
 
 #[test]
