@@ -322,8 +322,18 @@ impl Source for Id {
     fn try_end(&self) -> Result<Option<End>, Error> {
         while let Some(event) = self.try_event()? {
             match event.kind {
-                RDMA_CM_EVENT_DISCONNECTED if event.status < 0 => return Ok(Some(End::Lost)),
-                RDMA_CM_EVENT_DISCONNECTED => return Ok(Some(End::Disconnected)),
+                RDMA_CM_EVENT_DISCONNECTED => {
+                    // An error of the queue pair came before, and says why.
+                    if let Some(life) = self.life.get() {
+                        life.take_events();
+                    }
+                    let is_lost = event.status < 0;
+                    return Ok(Some(if is_lost {
+                        End::Lost
+                    } else {
+                        End::Disconnected
+                    }));
+                }
                 // After `Incoming::accept`.
                 RDMA_CM_EVENT_CONNECT_ERROR
                 | RDMA_CM_EVENT_UNREACHABLE
@@ -374,6 +384,7 @@ fn bind(id: &Id, address: SocketAddr) -> Result<(), Error> {
 }
 
 fn context(id: &Arc<Id>) -> Result<Context, Error> {
+    id.refuse_child()?;
     // SAFETY: an identifier that lives.
     let raw = unsafe { (*id.id).verbs };
     if raw.is_null() {
@@ -389,13 +400,16 @@ fn context(id: &Arc<Id>) -> Result<Context, Error> {
     Ok(context)
 }
 
-/// An identifier on the same device, which only waits for the removal of the device.
-fn monitor(id: &Id) -> Option<Arc<dyn Source>> {
-    let own = Id::new().ok()?;
-    bind(&own, (id.address(false)?.ip(), 0).into()).ok()?;
+/// An identifier on the same device, which only waits for the removal of the device. `None`: the address leads to another device, or to none.
+fn monitor(id: &Id) -> Result<Option<Arc<dyn Source>>, Error> {
+    let own = Id::new()?;
+    let is_bound = |address: SocketAddr| bind(&own, (address.ip(), 0).into()).is_ok();
+    if !id.address(false).is_some_and(is_bound) {
+        return Ok(None);
+    }
     // SAFETY: identifiers that live.
     let is_same = unsafe { (*own.id).verbs == (*id.id).verbs };
-    is_same.then(|| Arc::new(own) as Arc<dyn Source>)
+    Ok(is_same.then(|| Arc::new(own) as Arc<dyn Source>))
 }
 
 fn create_qp(id: &Arc<Id>, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
@@ -591,6 +605,7 @@ impl Listener {
     pub fn request(&self, patience: Option<Duration>) -> Result<Option<Incoming>, Error> {
         let end = patience.and_then(|time| Instant::now().checked_add(time));
         loop {
+            self.id.refuse_child()?;
             let came = readable(self.as_fd(), end);
             if !came.map_err(|e| self.id.failed("poll", e.raw_os_error()))? {
                 return Ok(None);

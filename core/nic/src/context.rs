@@ -95,7 +95,7 @@ impl Context {
         libraries: &'static Libraries,
         context: *mut ibv_context,
         keeper: Arc<dyn Keeper>,
-        monitor: impl FnOnce() -> Option<Arc<dyn Source>>,
+        monitor: impl FnOnce() -> Result<Option<Arc<dyn Source>>, Error>,
     ) -> Result<Self, Error> {
         // SAFETY: an open context has a device, whose name ends with a NUL.
         let name = unsafe {

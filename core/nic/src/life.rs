@@ -71,8 +71,9 @@ pub(crate) struct Life {
     port_hook: OnceLock<PortHook>,
     /// Readable for ever once the device is gone.
     gone: OwnedFd,
-    /// Tells that the device is being removed. The watching thread's key.
+    /// Tells that the device is being removed.
     monitor: Option<Arc<dyn Source>>,
+    /// The watching thread's key, if there is a monitor.
     key: OnceLock<u64>,
 }
 
@@ -122,7 +123,7 @@ impl Life {
         libraries: &'static Libraries,
         context: *mut ibv_context,
         device: &str,
-        monitor: impl FnOnce() -> Option<Arc<dyn Source>>,
+        monitor: impl FnOnce() -> Result<Option<Arc<dyn Source>>, Error>,
     ) -> Result<Arc<Self>, Error> {
         let mut lives = loop {
             let mut lives = lock(&LIVES);
@@ -138,10 +139,14 @@ impl Life {
             drop(lives);
             std::thread::yield_now();
         };
-        let life = Arc::new(Self::new(libraries, context, device, monitor())?);
+        let life = Arc::new(Self::new(libraries, context, device, monitor()?)?);
         let list = lives.get_or_insert_default();
         list.insert(context.addr(), Arc::downgrade(&life));
-        let joined = life.join_watch();
+        // The thread may hold it longer than the program has the context, which only a monitor keeps open then.
+        let joined = match &life.monitor {
+            Some(_) => life.join_watch(),
+            None => Ok(()),
+        };
         drop(lives);
         joined?;
         Ok(life)
@@ -263,27 +268,43 @@ impl Life {
         }
     }
 
-    /// Takes the asynchronous events that are there.
-    fn take_events(&self) {
+    /// Takes the asynchronous events that are there, on the watching thread.
+    pub(crate) fn take_events(&self) {
+        // Without a monitor nobody does, and the call would block.
+        if self.key.get().is_none() {
+            return;
+        }
         let calls = &self.libraries.verbs;
         while self.end.get().is_none() {
             let mut event = ibv_async_event::zeroed();
-            // SAFETY: an open context, and a place for the answer. What the event names lives until it is acknowledged, once; of it only the address is used.
+            // SAFETY: an open context, and a place for the answer. Of what the event names only the address is used.
             let (kind, subject, port) = unsafe {
                 if (calls.ibv_get_async_event)(self.context, &raw mut event) != 0 {
                     return;
                 }
-                let subject = event.element.qp.addr();
-                let port = event.element.port_num;
-                // First: what hears of the event may destroy the object, which waits for this.
-                (calls.ibv_ack_async_event)(&raw mut event);
-                (event.event_type, subject, port)
+                let element = event.element;
+                (event.event_type, element.qp.addr(), element.port_num)
             };
+            let end = match kind {
+                IBV_EVENT_QP_FATAL => Some(End::Failed),
+                IBV_EVENT_QP_REQ_ERR => Some(End::BadRequest),
+                IBV_EVENT_QP_ACCESS_ERR => Some(End::BadAccess),
+                _ => None,
+            };
+            // The queue pair is not destroyed before the event is acknowledged. Afterwards another one may have its address.
+            let connection = end.and_then(|end| {
+                let connection = lock(&self.connections).get(&subject).cloned();
+                connection.map(|connection| (connection, end))
+            });
+            // SAFETY: an event that was taken, once. What hears of it may destroy the object, which waits for this.
+            unsafe { (calls.ibv_ack_async_event)(&raw mut event) };
+            if let Some((connection, end)) = connection
+                && let Some(connection) = connection.upgrade()
+            {
+                connection.ended(end);
+            }
             match kind {
                 IBV_EVENT_DEVICE_FATAL => self.end(),
-                IBV_EVENT_QP_FATAL => self.qp_ended(subject, End::Failed),
-                IBV_EVENT_QP_REQ_ERR => self.qp_ended(subject, End::BadRequest),
-                IBV_EVENT_QP_ACCESS_ERR => self.qp_ended(subject, End::BadAccess),
                 IBV_EVENT_PORT_ACTIVE | IBV_EVENT_PORT_ERR => {
                     if let Some(hook) = self.port_hook.get() {
                         hook(PortChange {
@@ -294,13 +315,6 @@ impl Life {
                 }
                 _ => {}
             }
-        }
-    }
-
-    fn qp_ended(&self, qp: usize, end: End) {
-        let connection = lock(&self.connections).get(&qp).and_then(Weak::upgrade);
-        if let Some(connection) = connection {
-            connection.ended(end);
         }
     }
 }
@@ -324,6 +338,10 @@ impl Look for Life {
 
 impl Drop for Life {
     fn drop(&mut self) {
+        // In a child of fork, who holds the locks may be a thread of the parent.
+        if fork::is_child() {
+            return;
+        }
         if let (Some(key), Ok(watch)) = (self.key.get(), watch()) {
             watch.leave(*key, &self.watched());
         }
