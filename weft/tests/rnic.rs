@@ -314,25 +314,52 @@ fn remote_memory_as_files_is_reached_through_the_device_that_is_named() {
 
 #[test]
 fn nobody_offers_memory_unprotected_by_mistake() {
-    let refused = |args: &[&str], words: &str| {
+    let refused = |args: &[&str], words: &str, hint: &str| {
         let mut serve = weft_with_devices();
-        let out = Output::of(
-            serve
-                .args(["fs", "serve", "--bind", "127.0.0.1:0"])
-                .args(args),
-        );
-        assert!(out.stderr.contains(words), "{args:?}: {}", out.stderr);
+        let out = Output::of(serve.args(["fs", "serve"]).args(args));
+        for words in [words, hint] {
+            assert!(out.stderr.contains(words), "{args:?}: {}", out.stderr);
+        }
+        for other in ["cannot listen", "port 0 takes"] {
+            assert!(!out.stderr.contains(other), "{args:?}: {}", out.stderr);
+        }
     };
     refused(
-        &["--device=weft0", "--open"],
+        &["--device=weft0", "--open", "--bind=127.0.0.1:0"],
         "cannot encrypt what it sends",
+        "add --plain on both sides",
     );
     refused(
-        &["--device=weft0", "--plain"],
+        &["--device=weft0", "--plain", "--bind=127.0.0.1:0"],
         "clients cannot show their keys",
+        "--open lets everybody in",
     );
     refused(
-        &["--device=mlx5_9", "--plain", "--open"],
+        &["--device=mlx5_9", "--plain", "--open", "--bind=127.0.0.1:0"],
         "no RDMA device mlx5_9",
+        "`weft doctor`",
     );
+    refused(
+        &["--plain", "--authorized=/dev/null", "--bind=127.0.0.1:0"],
+        "--authorized and --plain exclude each other",
+        "--open lets everybody in",
+    );
+    refused(
+        &["--plain", "--bind=0.0.0.0:0"],
+        "without encryption no client can show its key",
+        "--open lets everybody in",
+    );
+}
+
+#[test]
+fn a_server_without_encryption_has_no_key() {
+    let config = tempfile::tempdir().unwrap();
+    let mut weft = weft_with_devices();
+    weft.env("XDG_CONFIG_HOME", config.path());
+    let server = Server::start_with(&mut weft, &["--plain"]);
+    let mut stat = weft_with_devices();
+    let stat = stat.args(["fs", "ls", "--plain", &server.path("")]);
+    Output::of(stat).ok();
+    assert_eq!(server.said(), [""; 0]);
+    assert!(fs::read_dir(config.path()).unwrap().next().is_none());
 }

@@ -179,10 +179,11 @@ fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
         if let Some(path) = &serving.made {
             say(format_args!("made a key pair in {}", path.display()));
         }
-        say(format_args!(
-            "the key of this server is {}; clients elsewhere are asked to compare it",
-            serving.fingerprint
-        ));
+        if let Some(fingerprint) = &serving.fingerprint {
+            say(format_args!(
+                "the key of this server is {fingerprint}; clients elsewhere are asked to compare it"
+            ));
+        }
     }
     serving.server.wait();
     Err(Failure::failed("the serving threads have ended"))

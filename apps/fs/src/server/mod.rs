@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use weft_service::{Entry, Permit};
 use weft_session::acceptor::{self, Acceptor, LOOK};
-use weft_session::{Event, MessageChannel, Via};
+use weft_session::{Event, MessageChannel, NoDevice, Via};
 use weft_sys::{Interest, poll_fds};
 use weft_verbs::Device;
 use weft_verbs::any::cm;
@@ -69,6 +69,20 @@ struct Shared {
     locals: Arc<AtomicUsize>,
 }
 
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No device carries its connections.
+    #[error("{0}")]
+    Device(#[from] NoDevice),
+    /// It would refuse everybody.
+    #[error("on an RNIC clients cannot show their keys")]
+    NotOpen,
+    /// The folder, the address or a thread.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
 /// A running server. Dropping it ends its connections.
 pub struct Server {
     shared: Arc<Shared>,
@@ -81,27 +95,28 @@ impl Server {
     ///
     /// # Errors
     /// Those of opening the folder, of listening, and of starting threads.
-    pub fn start(config: Config) -> io::Result<Self> {
+    pub fn start(config: Config) -> Result<Self, StartError> {
         let folder = match &config.dir {
-            Some(dir) => Some(rustix::fs::open(
-                dir,
-                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-                Mode::empty(),
-            )?),
+            Some(dir) => Some(
+                rustix::fs::open(
+                    dir,
+                    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                    Mode::empty(),
+                )
+                .map_err(io::Error::from)?,
+            ),
             None => None,
         };
         let store = Arc::new(Store::new(config.quota, config.keeps, folder)?);
         let device = config
             .via
-            .device(|choice| choice.rnic_at(config.bind), Device::open);
-        let device = device.map_err(io::Error::other)?;
+            .device(|choice| choice.rnic_at(config.bind), Device::open)?;
         if device.rnic().is_some() && !config.open {
-            return Err(io::Error::other(
-                "on an RNIC clients cannot show their keys; --open lets everybody in",
-            ));
+            return Err(StartError::NotOpen);
         }
         let param = PROTOCOL.param(config.tls(), Vec::new());
-        let listener = cm::Listener::bind(&device, config.bind, 64, &param)?;
+        let listener = cm::Listener::bind(&device, config.bind, 64, &param);
+        let listener = listener.map_err(io::Error::from)?;
         let addr = listener.local_addr();
         // Another process of this host can take the name: then programs of this host use RDMA.
         let local = host::listen(addr.port())
