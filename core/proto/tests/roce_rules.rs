@@ -652,7 +652,7 @@ fn an_answer_that_cannot_be_placed_fails_its_request_alone() {
         (State::Failed, vec![])
     );
     conn.flush();
-    assert_eq!(dones(&mut conn), [Status::SinkGone]);
+    assert_eq!(dones(&mut conn), [Status::LocalError]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The device: its limits, its tables, and its objects.
 
-use std::collections::{HashSet, VecDeque};
+use std::any::Any;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -126,6 +127,8 @@ pub(crate) struct DeviceInner {
     qp_numbers: Mutex<HashSet<u32>>,
     pub(crate) cqs: Arc<AtomicU32>,
     pub(crate) srqs: Arc<AtomicU32>,
+    /// The ports of RoCE that are open.
+    pub(crate) roce_ports: Mutex<HashMap<IpAddr, Weak<dyn Any + Send + Sync>>>,
     seed: AtomicU64,
     events: Mutex<VecDeque<AsyncEvent>>,
     events_fd: EventFd,
@@ -290,6 +293,7 @@ impl DeviceBuilder {
             qp_numbers: Mutex::default(),
             cqs: Arc::default(),
             srqs: Arc::default(),
+            roce_ports: Mutex::default(),
             seed: AtomicU64::new(1),
             events: Mutex::default(),
             events_fd: EventFd::new().map_err(Error::os("eventfd"))?,

@@ -10,6 +10,7 @@
 //! * `ext`: calls for layers that drive their queues themselves; programs need none of them.
 //! * `tls_env`: the TLS settings in the environment.
 //! * `ud`: unreliable datagram queue pairs.
+//! * `roce`: connected queue pairs of `RoCE` v2.
 //! * `sidr`: finding a datagram queue pair by the UDP port on which its program listens.
 //! * `transport`: TCP, TLS, shared memory between processes of one host, and a simulated network with seeded faults.
 //! * `meet`, `neighbours`: the handshake of two processes of one host for shared memory, and the state that a device shares with the other
@@ -27,12 +28,15 @@ mod establish;
 pub mod ext;
 mod lock;
 mod meet;
+mod memory;
 mod mr;
 mod neighbours;
 mod pending_dereg;
 mod pool;
+mod port_lease;
 mod qp;
 mod report;
+mod roce;
 mod sidr;
 mod signal;
 mod srq;
@@ -56,6 +60,7 @@ pub use establish::{Bound, ConnParam, ConnectError, Dialed, Incoming, Listening}
 pub use mr::{Mr, Mw};
 pub use pending_dereg::PendingDereg;
 pub use qp::{EndReason, Ender, Qp, QpInit};
+pub use roce::{RoceCounters, RoceInit, RocePath, RocePort, RoceQp, RoceSend};
 pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;
 pub use srq::Srq;

@@ -328,25 +328,59 @@ impl UdpSocket {
             self.send_marked(bytes, to, from, traffic_class)?;
             return Ok(bytes.len());
         }
-        if let Ok(segment) = u16::try_from(each)
-            && each <= self.gso.load(Ordering::Relaxed)
-            && bytes.len() <= TRAIN_BYTES
-        {
-            let mut route = Route::new(self.v6, to, from, traffic_class, Some(segment))?;
-            match self.send_one(bytes, &mut route) {
-                Ok(()) => return Ok(bytes.len()),
-                // Longer than the way's MTU, or the interface cannot compute the checksums: this way, or any.
-                Err(error)
-                    if matches!(
-                        error.raw_os_error(),
-                        Some(libc::EINVAL | libc::EIO | libc::EMSGSIZE | libc::EOPNOTSUPP)
-                    ) =>
-                {
-                    self.gso.fetch_min(each - 1, Ordering::Relaxed);
-                }
-                Err(error) => return Err(error),
-            }
+        if self.send_cut(bytes, each, to, from, traffic_class)? {
+            return Ok(bytes.len());
         }
+        self.send_each(bytes, each, to, from, traffic_class)
+    }
+
+    /// As [`UdpSocket::send_train`], all of them or none: false where the kernel cannot cut them.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send`].
+    pub fn send_cut(
+        &self,
+        bytes: &[u8],
+        each: usize,
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        traffic_class: u8,
+    ) -> io::Result<bool> {
+        let Some(segment) = u16::try_from(each)
+            .ok()
+            .filter(|_| each <= self.gso.load(Ordering::Relaxed) && bytes.len() <= TRAIN_BYTES)
+        else {
+            return Ok(false);
+        };
+        let mut route = Route::new(self.v6, to, from, traffic_class, Some(segment))?;
+        match self.send_one(bytes, &mut route) {
+            Ok(()) => Ok(true),
+            // Longer than the way's MTU, or the interface cannot compute the checksums: this way, or any.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EINVAL | libc::EIO | libc::EMSGSIZE | libc::EOPNOTSUPP)
+                ) =>
+            {
+                self.gso.fetch_min(each - 1, Ordering::Relaxed);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`UdpSocket::send_train`], each by itself.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn send_each(
+        &self,
+        bytes: &[u8],
+        each: usize,
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        traffic_class: u8,
+    ) -> io::Result<usize> {
         let mut route = Route::new(self.v6, to, from, traffic_class, None)?;
         let iovs: Vec<libc::iovec> = bytes.chunks(each).take(TRAIN).map(iovec).collect();
         let first = route.message(&iovs[0]);
@@ -366,6 +400,18 @@ impl UdpSocket {
             unsafe { libc::syscall(libc::SYS_sendmmsg, fd, first, count, flags) }
         })?;
         Ok(bytes.len().min(sent * each))
+    }
+
+    /// From now on no datagram is cut up on its way; a longer one than the way takes is refused. IPv4 headers have the identification 0 then.
+    ///
+    /// # Errors
+    /// None that are known.
+    pub fn forbid_fragments(&self) -> io::Result<()> {
+        sockopt::set_ip_mtu_discover(&self.fd, sockopt::Ipv4PathMtuDiscovery::DO)?;
+        if self.v6 {
+            sockopt::set_ipv6_mtu_discover(&self.fd, sockopt::Ipv6PathMtuDiscovery::DO)?;
+        }
+        Ok(())
     }
 
     /// From now on [`UdpSocket::recv_batch`] may get several datagrams of a sender as one (`UDP_GRO`), where the kernel knows how.

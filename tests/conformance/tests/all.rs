@@ -17,6 +17,7 @@ mod pressure;
 mod processes;
 mod random;
 mod reliable;
+mod roce;
 mod scribble;
 mod segments;
 mod startup;

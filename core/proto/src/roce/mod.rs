@@ -244,8 +244,8 @@ pub enum Status {
     RnrRetryExceeded,
     /// The answer does not fit the request.
     BadResponse,
-    /// The memory for the answer may not be used any more.
-    SinkGone,
+    /// It could not be carried out on this side: its memory may not be used, or its local work failed.
+    LocalError,
     /// The connection had failed before.
     Flushed,
 }
@@ -280,6 +280,9 @@ pub struct Connection<W = ()> {
     /// The work request that failed, and why.
     blame: Option<(u64, Status)>,
     broken: bool,
+    /// A request that cannot be carried out: it and those behind it are not sent.
+    doomed: Option<u64>,
+    refusal: Option<NakCode>,
 
     // The requester.
     sq: VecDeque<Entry<W>>,
@@ -331,6 +334,8 @@ impl<W> Connection<W> {
             state: State::Open,
             blame: None,
             broken: false,
+            doomed: None,
+            refusal: None,
             sq: VecDeque::new(),
             base: 0,
             next: 0,
@@ -363,6 +368,11 @@ impl<W> Connection<W> {
     /// The state.
     pub const fn state(&self) -> State {
         self.state
+    }
+
+    /// Bytes of the longest message.
+    pub fn max_message(&self) -> u32 {
+        self.config.max_message().min(1 << 31)
     }
 
     /// Work requests posted and not popped.
@@ -410,6 +420,36 @@ impl<W> Connection<W> {
             (self.next, self.packet) = (self.base, 0);
         }
         Some((Done { seq, status }, entry.request))
+    }
+
+    /// Sends start: the first packet sequence number, and how answers are waited for, as in [`Config`]. Call it before the first
+    /// [`post_with`](Self::post_with), if the connection was made before these were known.
+    pub fn start_sending(&mut self, sq_psn: u32, ord: u32, timeout: u8, retries: (u8, u8)) {
+        let psn = sq_psn & MASK_24;
+        (self.psn, self.unacked, self.fresh) = (psn, psn, psn);
+        (self.config.ord, self.config.timeout) = (ord, timeout);
+        (self.config.retry_count, self.config.rnr_retry) = retries;
+        (self.tries, self.rnr_tries) = retries;
+    }
+
+    /// A request of ours cannot be carried out: its memory may not be used, or its [`Payload::Local`] work failed. Drop its packet, if
+    /// [`next_tx`](Self::next_tx) has named one. The connection fails when the requests before it are complete.
+    pub fn fail_request(&mut self, seq: u64) {
+        self.doomed.get_or_insert(seq);
+        self.fail_doomed();
+    }
+
+    fn fail_doomed(&mut self) {
+        if let Some(seq) = self.doomed
+            && self.oldest() == seq
+        {
+            self.fail(seq, Status::LocalError);
+        }
+    }
+
+    /// Why a request of the peer was refused, which is the end of a reliable connection.
+    pub const fn refused_with(&self) -> Option<NakCode> {
+        self.refusal
     }
 
     /// Ends the connection: all posted requests become poppable.

@@ -31,6 +31,9 @@ impl<W> Connection<W> {
         {
             self.next += 1;
         }
+        if self.doomed.is_some_and(|doomed| self.next >= doomed) {
+            return None;
+        }
         let (config, reads) = (self.config, self.reads);
         let (psn, packet, fresh, next) = (self.psn, self.packet, self.fresh, self.next);
         let flying = distance(psn, self.unacked).cast_unsigned();
@@ -99,6 +102,7 @@ impl<W> Connection<W> {
         if let Some(entry) = self.entry(seq) {
             entry.progress = Progress::Done;
         }
+        self.fail_doomed();
     }
 
     /// The time of [`deadline`](Self::deadline) has come.
@@ -145,7 +149,7 @@ impl<W> Connection<W> {
     }
 
     /// The oldest work request that is started and not complete.
-    fn oldest(&self) -> u64 {
+    pub(super) fn oldest(&self) -> u64 {
         let done = self.sq.iter().position(|e| e.progress != Progress::Done);
         self.base + done.unwrap_or(0) as u64
     }
@@ -237,6 +241,7 @@ impl<W> Connection<W> {
         if distance(self.psn, reached) < 0 {
             self.catch_up(reached);
         }
+        self.fail_doomed();
     }
 
     /// The next packet sent is this one: after packets that are acknowledged, or the first that was never sent.

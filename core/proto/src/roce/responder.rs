@@ -393,7 +393,7 @@ impl<W> Connection<W> {
     /// the connection has failed. The answer to a request of ours fails that request. On an unreliable connection the message is dropped.
     pub fn refuse(&mut self, code: NakCode) {
         if let Some(Pending::Answer { seq, .. }) = self.pending.take() {
-            return self.fail(seq, Status::SinkGone);
+            return self.fail(seq, Status::LocalError);
         }
         if let Some(Out::Ack { psn }) = self.out.back_mut()
             && *psn == self.looked_at
@@ -407,6 +407,7 @@ impl<W> Connection<W> {
             }
         } else if self.state == State::Open {
             self.state = State::Failed;
+            self.refusal = Some(code);
             self.out.push_back(Out::Nak {
                 psn: self.looked_at,
                 syndrome: Syndrome::Nak(code),

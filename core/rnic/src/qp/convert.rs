@@ -22,7 +22,7 @@ pub(super) fn max_ulpdu(wanted: u32, max_fpdu: Option<u32>) -> u32 {
     wanted.min(path).min(u32::from(u16::MAX))
 }
 
-pub(super) fn to_proto(wr: &SendWr) -> rdmap::SendWr {
+pub(crate) fn to_proto(wr: &SendWr) -> rdmap::SendWr {
     let atomic = |op, remote: RemoteAddr, add_or_swap, compare| rdmap::Op::Atomic {
         op,
         stag: remote.rkey,

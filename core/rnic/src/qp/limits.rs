@@ -3,18 +3,18 @@
 use crate::types::{PostReason, SendOp, SendWr};
 
 /// See [`QpInit`](super::QpInit), which has the same names. They do not change.
-pub(super) struct Limits {
-    pub(super) max_send_wr: u32,
-    pub(super) max_sge: u32,
-    pub(super) max_inline: u32,
-    pub(super) sq_sig_all: bool,
-    pub(super) remote_completion: bool,
-    pub(super) quiet_end: bool,
+pub(crate) struct Limits {
+    pub(crate) max_send_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) sq_sig_all: bool,
+    pub(crate) remote_completion: bool,
+    pub(crate) quiet_end: bool,
 }
 
 impl Limits {
     /// Checks a request by itself, and returns its length.
-    pub(super) fn check(&self, wr: &SendWr) -> Result<u32, PostReason> {
+    pub(crate) fn check(&self, wr: &SendWr) -> Result<u32, PostReason> {
         if wr.sges.len() > self.max_sge as usize {
             return Err(PostReason::TooManySges {
                 asked: wr.sges.len() as u32,

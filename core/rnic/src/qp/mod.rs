@@ -53,18 +53,19 @@ use crate::engine::Engine;
 use crate::types::{ConnCounters, QpState, SendWr, WcStatus};
 use completions::Completions;
 use confirm::Confirming;
-use convert::to_proto;
+pub(crate) use convert::to_proto;
 pub use end::EndReason;
 use end::Withheld;
 use flight::Tx;
 pub use handle::{Ender, Qp, QpInit};
 use lease::Owner;
 use life::Life;
-use limits::Limits;
+pub(crate) use limits::Limits;
 use peer::Peer;
 use place::Rx;
 use post::Posting;
 pub(crate) use receives::RecvSource;
+pub(crate) use tx::{Local, do_local};
 
 /// A connection for a queue pair, in the making.
 pub(crate) trait CallOff: Send + Sync {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_mem::{Access, MemError};
+use weft_mem::{Access, MemError, PdId, Table};
 use weft_proto::rdmap::{Fault, MAX_HEADER, Payload};
 use weft_wire::ddp::UNTAGGED_LEN;
 use weft_wire::rdmap::{Opcode, TermError};
@@ -36,10 +36,10 @@ pub(super) const DIRECT_BYTES: u64 = 4 << 20;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// The result of a request that does not touch the wire.
-enum Local {
+pub(crate) enum Local {
     Done,
-    Failed,
-    /// The peer is still in this window.
+    Failed(WcStatus),
+    /// A peer of this host is still in this window.
     Waits(u32),
 }
 
@@ -111,9 +111,7 @@ impl QpInner {
         let copy_all = core.tx.crc || core.tx.markers.is_some();
         let limit = flight_limit(copy_all);
         let mut bytes = 0;
-        let mut failed = None;
-        let mut source_gone = false;
-        let mut direct = false;
+        let (mut failed, mut source_gone, mut direct) = (None, false, false);
         core.tx.direct_stopped = false;
         if self.waits_for_window(core) {
             return false;
@@ -146,10 +144,13 @@ impl QpInner {
             let ulpdu_len = segment.header_len + segment.payload.len() as usize;
             let payload = match segment.payload {
                 Payload::Local { seq } => {
-                    let slot = stream.request_mut(seq);
-                    match slot.map_or(Local::Done, |slot| self.do_local(slot)) {
+                    let Some(slot) = stream.request_mut(seq) else {
+                        continue;
+                    };
+                    match do_local(&self.device.table, self.pd.id, self.num, &slot.wr.op) {
                         Local::Done => stream.transmitted(seq),
-                        Local::Failed => {
+                        Local::Failed(status) => {
+                            slot.fault = Some(status);
                             failed = Some(Fault::LocalCatastrophic);
                             break;
                         }
@@ -326,41 +327,38 @@ impl QpInner {
         }
         false
     }
+}
 
-    /// Carry out a request that does not touch the wire.
-    fn do_local(&self, slot: &mut Slot) -> Local {
-        let table = &self.device.table;
-        slot.fault = match slot.wr.op {
-            SendOp::LocalInvalidate { rkey } => {
-                match table.invalidate(self.pd.id, self.num, rkey) {
-                    Err(MemError::InUse) => return Local::Waits(rkey),
-                    done => done.err().map(|_| WcStatus::LocQpOpErr),
+/// Carries out a request of this domain and queue pair that does not touch the wire.
+pub(crate) fn do_local(table: &Table, pd: PdId, qp: u32, op: &SendOp) -> Local {
+    let done = match *op {
+        SendOp::LocalInvalidate { rkey } => match table.invalidate(pd, qp, rkey) {
+            Err(MemError::InUse) => return Local::Waits(rkey),
+            done => done.map_err(|_| WcStatus::LocQpOpErr),
+        },
+        SendOp::BindMw {
+            window,
+            new_rkey,
+            region,
+            addr,
+            len,
+            access,
+        } => {
+            let old = table.window_stag(window);
+            let key = new_rkey as u8;
+            let bound = table.bind(pd, window, key, qp, region, addr, len, access);
+            match (bound, old) {
+                (Ok(_), _) => Ok(()),
+                // A window of type 1, bound again.
+                (Err(MemError::InUse), Some(old)) if table.is_overdue(pd, old) => {
+                    return Local::Waits(old);
                 }
+                (Err(_), _) => Err(WcStatus::MwBindErr),
             }
-            SendOp::BindMw {
-                window,
-                new_rkey,
-                region,
-                addr,
-                len,
-                access,
-            } => {
-                let old = table.window_stag(window);
-                let (pd, key) = (self.pd.id, new_rkey as u8);
-                let bound = table.bind(pd, window, key, self.num, region, addr, len, access);
-                match (bound, old) {
-                    (Ok(_), _) => None,
-                    // A window of type 1, bound again.
-                    (Err(MemError::InUse), Some(old)) if table.is_overdue(pd, old) => {
-                        return Local::Waits(old);
-                    }
-                    (Err(_), _) => Some(WcStatus::MwBindErr),
-                }
-            }
-            _ => None,
-        };
-        slot.fault.map_or(Local::Done, |_| Local::Failed)
-    }
+        }
+        _ => Ok(()),
+    };
+    done.map_or_else(Local::Failed, |()| Local::Done)
 }
 
 /// Whether one of our segments changes or reads the peer's memory other than its receives, or withdraws rights.

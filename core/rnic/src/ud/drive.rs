@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use weft_sys::Event;
 use weft_sys::udp::RecvBatch;
@@ -18,8 +18,6 @@ use crate::cq::Port;
 use crate::engine::{Engine, Next, Source};
 use crate::lock::lock;
 
-/// How long a thread that has stopped polling keeps the lease.
-const LEASE: Duration = Duration::from_millis(1);
 /// System calls of one drive, so that a flood cannot keep a polling thread from its completions.
 const BATCH: usize = 8;
 /// A poller of a port with pipes looks at the kernel's socket once in so many polls: every 3 µs or so.
@@ -65,8 +63,8 @@ impl Feed for PipeFeed<'_> {
 
 impl PortInner {
     fn watch_lease(&self) {
-        if !self.timed.swap(true, Ordering::SeqCst) {
-            self.registration.set_timer(Instant::now() + LEASE);
+        if let Some(at) = self.lease.watch() {
+            self.registration.set_timer(at);
         }
     }
 
@@ -234,20 +232,18 @@ impl Port for PortInner {
         self.drive_some(true);
     }
     fn drive_leased(&self) {
-        // Polls that are counted once are no harm.
-        let seq = self.drive_seq.load(Ordering::Relaxed).wrapping_add(1);
-        self.drive_seq.store(seq, Ordering::Relaxed);
-        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
+        if self.lease.poll() {
             self.watch_lease();
         }
-        self.drive_some(!self.locals.any() || seq.is_multiple_of(SOCKET_EVERY));
+        let looks = self.lease.polls().is_multiple_of(SOCKET_EVERY);
+        self.drive_some(looks || !self.locals.any());
     }
     fn flush_deferred(&self) {
         PortInner::flush_deferred(self);
     }
     fn release_lease(&self) {
         self.flush_deferred();
-        if !self.armed.load(Ordering::SeqCst) {
+        if !self.lease.is_armed() {
             self.rearm();
         }
     }
@@ -255,7 +251,7 @@ impl Port for PortInner {
 
 impl Source for PortInner {
     fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
-        if self.armed.swap(false, Ordering::SeqCst) {
+        if self.lease.disarm() {
             if self.drive_some(true) {
                 self.rearm();
             } else {
@@ -272,14 +268,12 @@ impl Source for PortInner {
         if self.locals.any() {
             self.locals.knock_again();
         }
-        self.timed.store(false, Ordering::SeqCst);
-        if self.armed.load(Ordering::SeqCst) {
+        if self.lease.expired() {
             return;
         }
         self.flush_deferred();
-        let seq = self.drive_seq.load(Ordering::SeqCst);
         // A thread that has been receiving since the last check counts as polling.
-        if self.seen_seq.swap(seq, Ordering::SeqCst) == seq && self.rx.try_lock().is_some() {
+        if self.lease.is_over() && self.rx.try_lock().is_some() {
             self.rearm();
         } else {
             self.watch_lease();
@@ -290,6 +284,7 @@ impl Source for PortInner {
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+    use std::time::Duration;
 
     use weft_wire::dgram::{self, Control, Datagram};
 
@@ -429,8 +424,8 @@ mod tests {
         let (a, b) = (bed.qp(None), bed.qp(None));
         let port = bed.port.inner();
         // A poller has the port, not the engine.
-        port.timed.store(true, Ordering::SeqCst);
-        port.armed.store(false, Ordering::SeqCst);
+        port.lease.disarm();
+        port.lease.watch();
         bed.stall(&a);
         for qp in [&a, &b] {
             let members = port.members.read().unwrap();
@@ -448,13 +443,13 @@ mod tests {
         let held = port.rx.try_lock().unwrap();
         bed.silent.send_to(b"?", bed.port.local_addr()).unwrap();
         let end = Instant::now() + Duration::from_mins(1);
-        while port.armed.load(Ordering::SeqCst) {
+        while port.lease.is_armed() {
             assert!(Instant::now() < end, "the engine does not come");
             std::thread::sleep(Duration::from_millis(1));
         }
         for _ in 0..50 {
             std::thread::sleep(Duration::from_millis(1));
-            assert!(!port.armed.load(Ordering::SeqCst), "it is called again");
+            assert!(!port.lease.is_armed(), "it is called again");
         }
         drop(held);
         while port.malformed.load(Ordering::Relaxed) == 0 {

@@ -20,6 +20,7 @@ use super::{UdDest, UdInner};
 use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Registration, Source};
 use crate::lock::lock;
+use crate::port_lease::PortLease;
 
 /// Datagrams, or trains of them, of one system call.
 const PLACES: usize = 4;
@@ -150,12 +151,7 @@ pub(crate) struct PortInner {
     pub(super) due: AtomicBool,
     /// When to look at queue pairs again.
     pub(super) alarms: Mutex<Vec<(Instant, Weak<UdInner>)>>,
-    /// The engine's epoll can fire.
-    pub(super) armed: AtomicBool,
-    /// A timer looks after the lease.
-    pub(super) timed: AtomicBool,
-    pub(super) drive_seq: AtomicU32,
-    pub(super) seen_seq: AtomicU32,
+    pub(super) lease: PortLease,
     /// The socket takes no more; these wait for it.
     pub(super) blocked: AtomicBool,
     pub(super) waiting: Mutex<VecDeque<Weak<UdInner>>>,
@@ -175,22 +171,12 @@ impl PortInner {
         interest
     }
 
-    /// Whether a thread polls; the engine handles what that thread leaves.
-    pub(super) fn is_polled(&self) -> bool {
-        self.timed.load(Ordering::Relaxed) && !self.armed.load(Ordering::Relaxed)
-    }
-
-    /// Changes with each poll that finds nothing.
-    pub(super) fn drives(&self) -> u32 {
-        self.drive_seq.load(Ordering::Relaxed)
-    }
-
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
     pub(super) fn rearm(&self) {
-        self.armed.store(true, Ordering::SeqCst);
+        self.lease.arm();
         if self.locals.any() {
             self.doze();
         }
@@ -380,7 +366,7 @@ impl PortInner {
         }
         self.due.store(true, Ordering::SeqCst);
         // A poller sees it by itself, and gives the port back when it ceases to poll.
-        if self.armed.load(Ordering::SeqCst) {
+        if self.lease.is_armed() {
             self.registration.poke();
         }
     }
@@ -413,7 +399,7 @@ impl PortInner {
         }
         self.blocked.store(true, Ordering::SeqCst);
         // A poller tries by itself, and gives the port back when it ceases to poll.
-        if self.armed.load(Ordering::SeqCst) {
+        if self.lease.is_armed() {
             self.rearm();
         }
     }
@@ -553,10 +539,7 @@ impl UdPort {
             paced: Mutex::default(),
             due: AtomicBool::new(false),
             alarms: Mutex::default(),
-            armed: AtomicBool::new(true),
-            timed: AtomicBool::new(false),
-            drive_seq: AtomicU32::new(0),
-            seen_seq: AtomicU32::new(0),
+            lease: PortLease::default(),
             blocked: AtomicBool::new(false),
             waiting: Mutex::default(),
             malformed: AtomicU64::new(0),

@@ -4,8 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use smallvec::SmallVec;
-use weft_mem::{Access, KeySpan, Keys, MemError};
+use weft_mem::{Keys, MemError};
 use weft_proto::dgram::{Finished, Ranges, Refusal, Source, Ticket, Whole};
 use weft_wire::dgram::{self, Grh, Segment, Target};
 
@@ -13,9 +12,10 @@ use super::inbound::{Buffer, Inbound, Incoming, count, write_grh};
 use super::record::Written;
 use super::{UdError, UdErrorKind, UdInner};
 use crate::lock::add_alone;
+use crate::memory;
 use crate::qp::RecvSource;
 use crate::srq::Lack;
-use crate::types::{QpState, RecvWr, Sge, UdSource, Wc, WcOpcode, WcStatus, sg_len, sub_list};
+use crate::types::{QpState, RecvWr, UdSource, Wc, WcOpcode, WcStatus, sg_len};
 
 impl UdInner {
     pub(super) fn hears(&self, inbound: &Inbound, qkey: u32) -> bool {
@@ -378,30 +378,7 @@ impl UdInner {
         offset: u32,
         bytes: &[u8],
     ) -> Result<(), MemError> {
-        let need = Access::LOCAL_WRITE;
-        if let [one] = wr.sges.as_slice()
-            && let Some(room) = one.len.checked_sub(offset)
-            && bytes.len() <= room as usize
-            && let Some(span) = keys.known(self.pd.id, one.lkey, one.addr, one.len, need)
-        {
-            span.copy_in_at(offset as usize, bytes);
-            return Ok(());
-        }
-        let local = |sge: Sge| keys.local(self.pd.id, sge.lkey, sge.addr, sge.len, need);
-        let mut ranges = sub_list(&wr.sges, offset, bytes.len() as u32);
-        let Some(first) = ranges.next() else {
-            return Ok(());
-        };
-        let first = local(first)?;
-        // All are looked at before the first byte is placed.
-        let others: SmallVec<[KeySpan<'_>; 2]> = ranges.map(local).collect::<Result<_, _>>()?;
-        let mut rest = bytes;
-        for span in std::iter::once(&first).chain(&others) {
-            let (here, behind) = rest.split_at(span.len().min(rest.len()));
-            span.copy_in(here);
-            rest = behind;
-        }
-        Ok(())
+        memory::scatter(keys, self.pd.id, &wr.sges, offset, bytes)
     }
 
     /// Bytes to the memory that a peer names, `skip` behind its beginning; all of it, `len` bytes, has to be the peer's to write.
@@ -414,22 +391,9 @@ impl UdInner {
         skip: usize,
         bytes: &[u8],
     ) -> Result<(), MemError> {
-        let need = Access::REMOTE_WRITE;
-        let pd = self.pd.id;
-        if let Some(span) = keys.known(pd, stag, to, len, need) {
-            span.copy_in_at(skip, bytes);
-            return Ok(());
-        }
-        match keys.local(pd, stag, to, len, need) {
-            // No region: a window.
-            Err(MemError::InvalidStag) => {
-                let table = &self.pd.device.table;
-                let span = table.remote(pd, self.num, stag, to, len, need)?;
-                span.copy_in(skip, bytes);
-            }
-            span => span?.copy_in_at(skip, bytes),
-        }
-        Ok(())
+        let peer = (self.pd.id, self.num);
+        let table = &self.pd.device.table;
+        memory::write_remote(table, keys, peer, (stag, to, len), skip, bytes)
     }
 
     /// The engine is to look again when the first of the open messages is too old.

@@ -34,7 +34,6 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
     use std::time::{Duration, Instant};
 
-    use super::*;
     use crate::types::{SendWr, Wc};
     use crate::ud::{UdDest, UdInit, UdPort, UdQp};
     use crate::{Cq, Device};
@@ -153,7 +152,7 @@ mod tests {
     #[test]
     fn a_poller_that_has_asked_for_an_event_keeps_the_lease() {
         let bed = Bed::new();
-        let armed = || bed.port.inner().armed.load(Ordering::SeqCst);
+        let armed = || bed.port.inner().lease.is_armed();
         bed.cq.req_notify(true);
         for _ in 0..3 {
             bed.poll();
@@ -177,7 +176,7 @@ mod tests {
         bed.cq.req_notify(false);
         for look in 0..40 {
             bed.poll();
-            let armed = bed.port.inner().armed.load(Ordering::SeqCst);
+            let armed = bed.port.inner().lease.is_armed();
             assert!(armed, "look {look}");
             std::thread::sleep(Duration::from_millis(3));
         }

@@ -289,7 +289,7 @@ impl UdInner {
             && train.count > 0
             && !train.closed
             && sends.waiting.is_empty()
-            && self.port.is_polled();
+            && self.port.lease.is_polled();
         if holds && !train.held {
             train.held = true;
             self.port.wait_for_room(Arc::downgrade(self));
@@ -306,7 +306,7 @@ impl UdInner {
     fn polls(&self) -> u32 {
         let taken = |cq: &CqInner| cq.taken.load(Ordering::Relaxed);
         let found = taken(&self.send_cq).wrapping_add(taken(&self.recv_cq));
-        found.wrapping_add(self.port.drives())
+        found.wrapping_add(self.port.lease.polls())
     }
 
     fn begin(

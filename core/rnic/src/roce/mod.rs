@@ -1,0 +1,670 @@
+//! Connected queue pairs of RoCE v2: InfiniBand's packets in UDP datagrams (the machines are [`weft_proto::roce`], the codecs `weft_wire::roce`).
+//!
+//! A program moves such a queue pair as InfiniBand's `modify_qp` does: [`RoceQp::receive_from`] is the step to RTR, [`RoceQp::send_with`] the one to RTS.
+//! Memory, receive queues and completion queues are those of the device's other queue pairs.
+//!
+//! From the bottom up: `port`, the socket that the queue pairs of one local address share; `tx` and `rx`, the two directions of a queue pair.
+//! One lock for each queue pair, `core`, is held while its packets are made, sent and placed. Locks are taken in the order receiver of the port, `core`,
+//! lists of the port.
+
+mod port;
+mod rx;
+mod tx;
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use weft_mem::{Access, KeyLock, Keys};
+use weft_proto::roce::{Config, Connection, State, Status, supports};
+use weft_wire::roce::{DEFAULT_PKEY, MASK_24, NakCode, Service};
+
+use crate::comp_counters::CompCounters;
+use crate::cq::{Cq, CqInner};
+use crate::device::{Counted, DeviceInner, Pd, PdInner, QpNumber};
+use crate::engine::{guarded, on_engine};
+use crate::lock::lock;
+use crate::qp::{Limits, RecvSource, to_proto};
+use crate::srq::{RecvQueue, Srq};
+use crate::timer;
+use crate::types::{
+    AsyncEvent, Error, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode,
+    WcStatus,
+};
+use port::PortInner;
+pub use port::RocePort;
+use tx::Train;
+
+/// Packets on their way at once: half of what the receive buffer of a socket holds of the longest ones.
+const WINDOW: u32 = 256;
+
+/// The parameters of a queue pair of RoCE.
+#[derive(Clone)]
+pub struct RoceInit {
+    /// The queue for completions of sends.
+    pub send_cq: Cq,
+    /// The queue for completions of receives; may be the same queue.
+    pub recv_cq: Cq,
+    /// Take receives from here, not from a queue of its own.
+    pub srq: Option<Srq>,
+    /// An unreliable connection (UC), not a reliable one (RC).
+    pub unreliable: bool,
+    /// Sends outstanding at once.
+    pub max_send_wr: u32,
+    /// Receives outstanding at once.
+    pub max_recv_wr: u32,
+    /// Scatter/gather elements of one request.
+    pub max_sge: u32,
+    /// Inline bytes of one request.
+    pub max_inline: u32,
+    /// Every send makes a completion, signaled or not.
+    pub sq_sig_all: bool,
+    /// Its number, as for [`QpInit::num`](crate::QpInit::num), of at most 24 bits.
+    pub num: Option<u32>,
+    /// As [`QpInit::comp_counters`](crate::QpInit::comp_counters).
+    pub comp_counters: Option<Arc<CompCounters>>,
+}
+
+impl RoceInit {
+    /// As [`QpInit::new`](crate::QpInit::new): a reliable connection.
+    pub fn new(send_cq: &Cq, recv_cq: &Cq) -> Self {
+        RoceInit {
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            srq: None,
+            unreliable: false,
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_sge: 4,
+            max_inline: 256,
+            sq_sig_all: false,
+            num: None,
+            comp_counters: None,
+        }
+    }
+}
+
+/// The way to a peer, and what it sends (the attributes of RTR).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RocePath {
+    /// The peer's address. With a link-local one of IPv6, `scope` is the interface.
+    pub peer: IpAddr,
+    /// The index of the interface, for link-local addresses; else 0.
+    pub scope: u32,
+    /// The peer's queue pair.
+    pub dest_qp: u32,
+    /// The first packet sequence number that the peer sends.
+    pub rq_psn: u32,
+    /// Payload of a full packet, in bytes: 256, 512, 1,024, 2,048 or 4,096. The way has to take packets of 60 bytes more (IPv6: 80).
+    pub mtu: u32,
+    /// Reads and atomics of the peer at once.
+    pub ird: u8,
+    /// What a sender is told to wait while there is no receive, a code of InfiniBand (table 45).
+    pub rnr_timer: u8,
+    /// The type of service (IPv4) or traffic class (IPv6) of what is sent; 0 is the system's usual one.
+    pub traffic_class: u8,
+}
+
+/// How requests are sent (the attributes of RTS).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoceSend {
+    /// The first packet sequence number that we send.
+    pub sq_psn: u32,
+    /// Reads and atomics of ours at once.
+    pub ord: u8,
+    /// How long an acknowledgement is waited for: 4.096 us times two to this power; 0: for ever.
+    pub timeout: u8,
+    /// How often one packet is sent again, 0 to 7.
+    pub retry_count: u8,
+    /// How often a message is tried again whose receiver was not ready; 7: without end.
+    pub rnr_retry: u8,
+}
+
+/// The counters of a queue pair of RoCE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoceCounters {
+    /// Packets sent, and those sent again.
+    pub sent: u64,
+    /// Packets received from the peer.
+    pub received: u64,
+    /// Packets dropped that came from another address than the peer's.
+    pub stray: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    sent: AtomicU64,
+    received: AtomicU64,
+    stray: AtomicU64,
+}
+
+/// A request in the send queue.
+pub(crate) struct Slot {
+    wr: SendWr,
+    /// Why it failed on this side.
+    fault: Option<WcStatus>,
+}
+
+/// What its lock protects.
+pub(crate) struct Core {
+    conn: Connection<Slot>,
+    /// The way to the peer, once there is one.
+    way: Option<Way>,
+    /// Requests may be posted.
+    sends: bool,
+    /// The receive of the message in progress, and its status if the connection ends.
+    recv: Option<RecvWr>,
+    spoiled: WcStatus,
+    train: Train,
+    keys: Keys,
+    /// Sends done without a completion.
+    silent: u32,
+    /// When the engine looks at it.
+    alarm: Option<Instant>,
+    /// Some of what is owed waits for the next look at what has come, or for room in the socket.
+    waits: bool,
+    /// The owner has not dropped it.
+    live: bool,
+}
+
+impl AsMut<Keys> for Core {
+    fn as_mut(&mut self) -> &mut Keys {
+        &mut self.keys
+    }
+}
+
+/// Where packets go, and who sends them.
+#[derive(Clone)]
+struct Way {
+    port: Arc<PortInner>,
+    path: RocePath,
+}
+
+pub(crate) struct RoceInner {
+    num: u32,
+    pd: Arc<PdInner>,
+    send_cq: Arc<CqInner>,
+    recv_cq: Arc<CqInner>,
+    recv: RecvSource,
+    service: Service,
+    limits: Limits,
+    access: AtomicU32,
+    state: AtomicU8,
+    comp_counters: Option<Arc<CompCounters>>,
+    counters: Counters,
+    core: KeyLock<Core>,
+}
+
+/// A connected queue pair of RoCE v2. Dropping it ends it without a word; outstanding requests get no completions.
+pub struct RoceQp {
+    inner: Arc<RoceInner>,
+    /// The port, once it has one.
+    port: Mutex<Option<RocePort>>,
+    _taken: (Counted, QpNumber),
+}
+
+impl Pd {
+    /// A queue pair of RoCE v2.
+    ///
+    /// # Errors
+    /// [`Error::Limit`]; [`Error::Invalid`] for a number that is taken or has more than 24 bits.
+    pub fn create_roce_qp(&self, init: &RoceInit) -> Result<RoceQp, Error> {
+        let device = &self.0.device;
+        let limits = &device.limits;
+        limits.check_depths(
+            init.max_send_wr,
+            init.max_recv_wr,
+            init.max_sge,
+            init.max_inline,
+        )?;
+        let count = Counted::take(&device.qps, limits.max_qp, "queue pairs", "max_qp")?;
+        let num = QpNumber::take(device, init.num)?;
+        if num.num > MASK_24 || num.num < 2 {
+            return Err(Error::Invalid("no number of a queue pair of RoCE"));
+        }
+        let service = if init.unreliable {
+            Service::Uc
+        } else {
+            Service::Rc
+        };
+        let inner = Arc::new(RoceInner {
+            num: num.num,
+            pd: Arc::clone(&self.0),
+            send_cq: Arc::clone(&init.send_cq.0),
+            recv_cq: Arc::clone(&init.recv_cq.0),
+            recv: match &init.srq {
+                Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
+                None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
+            },
+            service,
+            limits: Limits {
+                max_send_wr: init.max_send_wr,
+                max_sge: init.max_sge,
+                max_inline: init.max_inline,
+                sq_sig_all: init.sq_sig_all,
+                remote_completion: true,
+                quiet_end: false,
+            },
+            access: AtomicU32::new(Access::all().bits()),
+            state: AtomicU8::new(QpState::Init as u8),
+            comp_counters: init.comp_counters.clone(),
+            counters: Counters::default(),
+            core: KeyLock::new(Core {
+                conn: Connection::new(config(service, None)),
+                way: None,
+                sends: false,
+                recv: None,
+                spoiled: WcStatus::WrFlushErr,
+                train: Train::default(),
+                keys: Keys::new(&device.table),
+                silent: 0,
+                alarm: None,
+                waits: false,
+                live: true,
+            }),
+        });
+        Ok(RoceQp {
+            inner,
+            port: Mutex::default(),
+            _taken: (count, num),
+        })
+    }
+}
+
+fn config(service: Service, path: Option<&RocePath>) -> Config {
+    Config {
+        service,
+        dest_qp: path.map_or(0, |path| path.dest_qp),
+        pkey: DEFAULT_PKEY,
+        mtu: path.map_or(256, |path| path.mtu),
+        sq_psn: 0,
+        rq_psn: path.map_or(0, |path| path.rq_psn),
+        ord: 0,
+        ird: path.map_or(0, |path| path.ird.into()),
+        timeout: 0,
+        retry_count: 0,
+        rnr_retry: 0,
+        rnr_timer: path.map_or(0, |path| path.rnr_timer),
+        window: WINDOW,
+    }
+}
+
+impl RoceQp {
+    /// The queue pair's number, as peers and completions name it.
+    pub fn num(&self) -> u32 {
+        self.inner.num
+    }
+
+    /// `Init` until [`RoceQp::send_with`], `Rts`, or `Error`.
+    pub fn state(&self) -> QpState {
+        self.inner.state()
+    }
+
+    /// The rights that its peer has at most.
+    pub fn set_access(&self, access: Access) {
+        self.inner.access.store(access.bits(), Ordering::Relaxed);
+    }
+
+    /// Requests of this peer are taken from now on (RTR).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a port of another device or an address of another family than its own, an MTU that does not exist, and where it has a peer
+    /// already or has failed.
+    pub fn receive_from(&self, port: &RocePort, path: &RocePath) -> Result<(), Error> {
+        let inner = &self.inner;
+        if !Arc::ptr_eq(&inner.pd.device, &port.inner().device) {
+            return Err(Error::Invalid("the port is another device's"));
+        }
+        let (ours, peer) = (port.local_addr().ip(), path.peer.to_canonical());
+        if ours.is_ipv4() != peer.is_ipv4() {
+            return Err(Error::Invalid("one address is of IPv4, the other is not"));
+        }
+        if ![256, 512, 1024, 2048, 4096].contains(&path.mtu) {
+            return Err(Error::Invalid("no path MTU of InfiniBand"));
+        }
+        if path.dest_qp > MASK_24 {
+            return Err(Error::Invalid("no number of a queue pair of RoCE"));
+        }
+        {
+            let mut kept = lock(&self.port);
+            let mut core = inner.core.lock();
+            if core.way.is_some() || inner.state() != QpState::Init {
+                return Err(Error::Invalid("the queue pair has a peer, or has failed"));
+            }
+            core.conn = Connection::new(config(inner.service, Some(path)));
+            core.way = Some(Way {
+                port: Arc::clone(port.inner()),
+                path: RocePath { peer, ..*path },
+            });
+            *kept = Some(port.clone());
+        }
+        for cq in inner.queues() {
+            cq.attach_port(Arc::downgrade(port.inner()) as _);
+        }
+        port.inner().add(inner.num, inner);
+        Ok(())
+    }
+
+    /// Requests of ours may be posted from now on (RTS).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] before [`RoceQp::receive_from`], the second time, and where it has failed.
+    pub fn send_with(&self, send: &RoceSend) -> Result<(), Error> {
+        let mut core = self.inner.core.lock();
+        if core.way.is_none() || core.sends || self.inner.state() != QpState::Init {
+            return Err(Error::Invalid(
+                "the queue pair has no peer, sends already, or has failed",
+            ));
+        }
+        let retries = (send.retry_count & 7, send.rnr_retry & 7);
+        core.conn
+            .start_sending(send.sq_psn, send.ord.into(), send.timeout, retries);
+        core.sends = true;
+        self.inner.set_state(QpState::Rts);
+        Ok(())
+    }
+
+    /// Posts a request.
+    ///
+    /// # Errors
+    /// [`PostError`], with index 0. In the error state requests are taken, and flushed.
+    pub fn post_send(&self, wr: SendWr) -> Result<(), PostError> {
+        let refused = |reason| PostError { index: 0, reason };
+        self.inner.post(wr).map_err(refused)
+    }
+
+    /// Checks whether [`RoceQp::post_send`] would take this request, given room for it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
+        let refused = |reason| PostError { index: 0, reason };
+        self.inner.check(wr).map_err(refused)
+    }
+
+    /// Posts receives. They are taken in order, one a message.
+    ///
+    /// # Errors
+    /// [`PostError`] names the first request that was refused.
+    pub fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
+        let RecvSource::Own(queue) = &self.inner.recv else {
+            let reason = PostReason::UsesSrq;
+            return Err(PostError { index: 0, reason });
+        };
+        let result = queue.post(wrs);
+        if self.state() == QpState::Error {
+            let mut core = self.inner.core.lock();
+            self.inner.flush_receives(&mut core);
+        }
+        result
+    }
+
+    /// Flushes all outstanding requests and all that are posted later; the peer is not told.
+    pub fn to_error(&self) {
+        let mut core = self.inner.core.lock();
+        self.inner.end(&mut core);
+        drop(core);
+        self.inner.call_hooks();
+    }
+
+    /// Sends that were posted and are not complete.
+    pub fn outstanding(&self) -> u32 {
+        self.inner.core.lock().conn.posted() as u32
+    }
+
+    /// The counters so far.
+    pub fn counters(&self) -> RoceCounters {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.inner.counters;
+        RoceCounters {
+            sent: of(&counters.sent),
+            received: of(&counters.received),
+            stray: of(&counters.stray),
+        }
+    }
+}
+
+impl Drop for RoceQp {
+    fn drop(&mut self) {
+        if let Some(port) = lock(&self.port).take() {
+            port.inner().remove(self.inner.num);
+            for cq in self.inner.queues() {
+                cq.detach_port(&**port.inner());
+            }
+        }
+        // A thread with a packet for it finishes before this, or drops it.
+        let mut core = self.inner.core.lock();
+        core.live = false;
+        core.way = None;
+        core.conn.flush();
+        self.inner.reap(&mut core);
+        self.inner.flush_receives(&mut core);
+        self.inner.set_state(QpState::Error);
+    }
+}
+
+impl RoceInner {
+    fn state(&self) -> QpState {
+        QpState::from_u8(self.state.load(Ordering::Acquire))
+    }
+
+    fn set_state(&self, state: QpState) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    fn device(&self) -> &Arc<DeviceInner> {
+        &self.pd.device
+    }
+
+    fn queues(&self) -> SmallVec<[&Arc<CqInner>; 2]> {
+        let mut queues = SmallVec::from_iter([&self.send_cq]);
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            queues.push(&self.recv_cq);
+        }
+        queues
+    }
+
+    /// The caller must hold no lock: the layers above may do anything with the queue pair.
+    fn call_hooks(&self) {
+        if on_engine() {
+            for cq in self.queues() {
+                guarded(|| cq.call_hook());
+            }
+        }
+    }
+
+    /// Counts completed work, if the program has attached a counter.
+    fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
+        if let Some(comp_counters) = &self.comp_counters {
+            comp_counters.note(opcode, status, len);
+        }
+    }
+
+    fn check(&self, wr: &SendWr) -> Result<(), PostReason> {
+        self.limits.check(wr)?;
+        if !supports(self.service, &to_proto(wr).op) || matches!(wr.op, SendOp::Swap { .. }) {
+            return Err(PostReason::Unsupported);
+        }
+        Ok(())
+    }
+
+    fn post(self: &Arc<Self>, wr: SendWr) -> Result<(), PostReason> {
+        self.check(&wr)?;
+        let mut core = self.core.lock();
+        if !core.sends && self.state() != QpState::Error {
+            return Err(PostReason::State);
+        }
+        if core.conn.posted() >= self.limits.max_send_wr as usize {
+            return Err(PostReason::Full);
+        }
+        if wr.len().is_none_or(|len| len > core.conn.max_message()) {
+            return Err(PostReason::Length);
+        }
+        core.conn.post_with(to_proto(&wr), Slot { wr, fault: None });
+        self.go_on(&mut core);
+        drop(core);
+        self.call_hooks();
+        Ok(())
+    }
+
+    /// Sends what may be sent, completes what is complete, and ends a connection that has failed.
+    fn go_on(self: &Arc<Self>, core: &mut Core) {
+        self.transmit(core);
+        self.reap(core);
+        if core.conn.state() == State::Failed {
+            if let Some(code) = core.conn.refused_with() {
+                self.raise(code);
+            }
+            self.end(core);
+        }
+        self.set_alarm(core);
+    }
+
+    /// Completes requests, in the order posted.
+    fn reap(&self, core: &mut Core) {
+        while let Some((done, slot)) = core.conn.pop() {
+            let Slot { wr, fault } = slot;
+            let (status, byte_len) = match done.status {
+                Status::Ok { byte_len } => (WcStatus::Success, byte_len),
+                Status::LocalError => (fault.unwrap_or(WcStatus::LocProtErr), 0),
+                Status::Refused(NakCode::RemoteAccess) => (WcStatus::RemAccessErr, 0),
+                Status::Refused(NakCode::InvalidRequest) => (WcStatus::RemInvReqErr, 0),
+                Status::Refused(_) => (WcStatus::RemOpErr, 0),
+                Status::RetryExceeded => (WcStatus::RetryExcErr, 0),
+                Status::RnrRetryExceeded => (WcStatus::RnrRetryExcErr, 0),
+                Status::BadResponse => (WcStatus::GeneralErr, 0),
+                Status::Flushed => (WcStatus::WrFlushErr, 0),
+            };
+            if !core.live {
+                continue;
+            }
+            let opcode = wr.op.opcode();
+            self.note(opcode, status, byte_len);
+            let failed = status != WcStatus::Success;
+            if failed || wr.signaled || self.limits.sq_sig_all {
+                let wc = Wc {
+                    wr_id: wr.id,
+                    status,
+                    opcode,
+                    byte_len,
+                    qp_num: self.num,
+                    wqes_retired: 1 + std::mem::take(&mut core.silent),
+                    ..Wc::default()
+                };
+                self.send_cq.push(&[wc], failed);
+            } else {
+                let counters = self.comp_counters.as_ref();
+                CompCounters::done_silently(counters, opcode, &mut core.silent);
+            }
+        }
+    }
+
+    /// Ends the connection.
+    fn end(&self, core: &mut Core) {
+        if self.state() == QpState::Error {
+            return;
+        }
+        self.set_state(QpState::Error);
+        core.conn.flush();
+        self.reap(core);
+        if let Some(wr) = core.recv.take() {
+            let used = core.spoiled != WcStatus::WrFlushErr;
+            match &self.recv {
+                RecvSource::Shared(srq) if !used || !core.live => {
+                    srq.put_back(wr);
+                    // Other queue pairs may wait for it; their locks are not taken under ours.
+                    let srq = Arc::clone(srq);
+                    timer::after(&self.device().engine, Duration::ZERO, move || {
+                        srq.feed();
+                        None
+                    });
+                }
+                _ if core.live => self.received(&wr, core.spoiled),
+                _ => {}
+            }
+        }
+        self.flush_receives(core);
+    }
+
+    /// A receive that failed.
+    fn received(&self, wr: &RecvWr, status: WcStatus) {
+        self.note(WcOpcode::Recv, status, 0);
+        let wc = Wc {
+            wr_id: wr.id,
+            status,
+            opcode: WcOpcode::Recv,
+            qp_num: self.num,
+            wqes_retired: 1,
+            ..Wc::default()
+        };
+        self.recv_cq.push(&[wc], true);
+    }
+
+    fn flush_receives(&self, core: &mut Core) {
+        let RecvSource::Own(queue) = &self.recv else {
+            return;
+        };
+        for wr in queue.drain() {
+            if core.live {
+                self.received(&wr, WcStatus::WrFlushErr);
+            }
+        }
+    }
+
+    /// The peer has asked for something that it may not do.
+    fn raise(&self, code: NakCode) {
+        let (qp_num, reason) = (self.num, 0);
+        self.device().raise(match code {
+            NakCode::RemoteAccess => AsyncEvent::QpAccessErr { qp_num, reason },
+            _ => AsyncEvent::QpFatal { qp_num, reason },
+        });
+    }
+
+    /// The engine is to look when the machine's time has come.
+    fn set_alarm(self: &Arc<Self>, core: &mut Core) {
+        let (Some(way), Some(deadline)) = (&core.way, core.conn.deadline()) else {
+            return;
+        };
+        let at = way.port.instant(deadline);
+        if core.alarm.is_none_or(|alarm| at < alarm) {
+            core.alarm = Some(at);
+            way.port.set_alarm(at, Arc::downgrade(self));
+        }
+    }
+
+    /// The time that the port was given has come.
+    fn alarm(self: &Arc<Self>) {
+        let mut core = self.core.lock();
+        core.alarm = None;
+        if let Some(way) = &core.way {
+            let now = way.port.now();
+            core.conn.expired(now);
+            self.go_on(&mut core);
+        }
+        drop(core);
+        self.call_hooks();
+    }
+
+    /// What waited for a look at what has come, or for room in the socket.
+    fn resume(self: &Arc<Self>) {
+        let mut core = self.core.lock();
+        core.waits = false;
+        if core.way.is_some() {
+            self.go_on(&mut core);
+        }
+        drop(core);
+        self.call_hooks();
+    }
+
+    /// As [`RoceInner::resume`] is called later.
+    fn wait(self: &Arc<Self>, core: &mut Core, for_room: bool) {
+        if let Some(way) = &core.way
+            && !std::mem::replace(&mut core.waits, true)
+        {
+            let member: Weak<RoceInner> = Arc::downgrade(self);
+            way.port.wait(member, for_room);
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! The socket of one local address, UDP port 4791, which all queue pairs with that address share.
+//!
+//! A thread that polls a completion queue of one of them receives for all; the engine does it while no thread polls. Who receives is agreed as for
+//! datagram queue pairs, see [`crate::port_lease`].
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::Instant;
+
+use smallvec::SmallVec;
+use weft_lock::ShortLock;
+use weft_proto::dgram::Now;
+use weft_sys::tcp::BindOptions;
+use weft_sys::udp::{RecvBatch, UdpSocket};
+use weft_sys::{Event, Interest};
+use weft_wire::roce::{Header, ICRC_LEN, Icrc, PORT, Route};
+
+use super::RoceInner;
+use crate::cq::Port;
+use crate::device::{Device, DeviceInner, Transport};
+use crate::engine::{Engine, Next, Registration, Source};
+use crate::lock::lock;
+use crate::port_lease::PortLease;
+
+/// Packets, or trains of them, of one system call.
+const PLACES: usize = 4;
+/// Room for packets that wait to be received, in bytes as the kernel counts them.
+const RECEIVE_BUFFER: usize = 4 << 20;
+/// The longest packet, or train of them, that there is.
+const ROOM: usize = 1 << 16;
+/// System calls of one drive, so that a flood cannot keep a polling thread from its completions.
+const BATCH: usize = 8;
+
+/// Queue pairs that have got packets.
+type Answering = SmallVec<[Arc<RoceInner>; 4]>;
+
+/// The receiver's state.
+struct Rx {
+    batch: RecvBatch,
+    /// The queue pair that was found last.
+    last: Weak<RoceInner>,
+}
+
+pub(crate) struct PortInner {
+    pub(super) device: Arc<DeviceInner>,
+    socket: UdpSocket,
+    addr: SocketAddr,
+    registration: Registration,
+    members: RwLock<HashMap<u32, Weak<RoceInner>>>,
+    rx: ShortLock<Rx>,
+    lease: PortLease,
+    /// The socket takes no more.
+    blocked: AtomicBool,
+    /// Some of `waiting` may go on.
+    due: AtomicBool,
+    waiting: Mutex<VecDeque<Weak<RoceInner>>>,
+    alarms: Mutex<Vec<(Instant, Weak<RoceInner>)>>,
+    started: Instant,
+    malformed: AtomicU64,
+    unknown: AtomicU64,
+    /// A packet was too long for the way, and that was said.
+    told: AtomicBool,
+}
+
+/// Takes the port out of the engine with the last handle.
+struct Owner(Arc<PortInner>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.registration.release(self.0.socket.as_fd());
+    }
+}
+
+/// The UDP port 4791 of a local address, which the queue pairs with that address share; it is closed with the last handle and queue pair.
+#[derive(Clone)]
+pub struct RocePort(Arc<Owner>);
+
+impl RocePort {
+    /// Its address.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.0.addr
+    }
+
+    /// Packets that were dropped: those that are none or damaged, and those for queue pairs that are not there.
+    pub fn dropped(&self) -> (u64, u64) {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (of(&self.0.0.malformed), of(&self.0.0.unknown))
+    }
+
+    pub(super) fn inner(&self) -> &Arc<PortInner> {
+        &self.0.0
+    }
+}
+
+impl Device {
+    /// The RoCE port of a local address: the same one while a handle of it lives. With a link-local address of IPv6, `scope` is the interface.
+    ///
+    /// # Errors
+    /// As `bind(2)`: `AddrInUse` if another process, or the kernel's `rxe`, has the port; `Unsupported` on a simulated network.
+    pub fn bind_roce(&self, ip: IpAddr, scope: u32) -> io::Result<RocePort> {
+        let device = &self.0;
+        if !matches!(device.transport, Transport::Tcp) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let ip = ip.to_canonical();
+        let mut ports = lock(&device.roce_ports);
+        let known = ports.get(&ip).and_then(Weak::upgrade);
+        if let Some(owner) = known.and_then(|known| known.downcast().ok()) {
+            return Ok(RocePort(owner));
+        }
+        let port = RocePort(Arc::new(Owner(PortInner::open(device, ip, scope)?)));
+        ports.retain(|_, owner| owner.strong_count() > 0);
+        let owner = Arc::clone(&port.0) as Arc<dyn Any + Send + Sync>;
+        ports.insert(ip, Arc::downgrade(&owner));
+        Ok(port)
+    }
+}
+
+impl PortInner {
+    fn open(device: &Arc<DeviceInner>, ip: IpAddr, scope: u32) -> io::Result<Arc<PortInner>> {
+        let mut addr = SocketAddr::new(ip, PORT);
+        if let SocketAddr::V6(v6) = &mut addr {
+            v6.set_scope_id(scope);
+        }
+        let options = BindOptions {
+            v6_only: true,
+            share: false,
+        };
+        let socket = UdpSocket::bind_with(addr, RECEIVE_BUFFER, options)?;
+        // The ICRC covers the IP header.
+        socket.forbid_fragments()?;
+        socket.receive_trains();
+        let inner = Arc::new(PortInner {
+            device: Arc::clone(device),
+            addr: socket.local_addr()?,
+            socket,
+            registration: Registration::new(&device.engine),
+            members: RwLock::default(),
+            rx: ShortLock::new(Rx {
+                batch: RecvBatch::new(PLACES, 0, ROOM),
+                last: Weak::new(),
+            }),
+            lease: PortLease::default(),
+            blocked: AtomicBool::new(false),
+            due: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            alarms: Mutex::default(),
+            started: Instant::now(),
+            malformed: AtomicU64::new(0),
+            unknown: AtomicU64::new(0),
+            told: AtomicBool::new(false),
+        });
+        let source = Arc::clone(&inner) as Arc<dyn Source>;
+        inner
+            .registration
+            .start(source, inner.socket.as_fd(), Interest::READ)?;
+        Ok(inner)
+    }
+
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub(super) fn socket(&self) -> &UdpSocket {
+        &self.socket
+    }
+
+    /// The time of the machines. It does not begin at 0, so that they can go back a little.
+    pub(super) fn now(&self) -> Now {
+        Now::from_secs(1) + self.started.elapsed()
+    }
+
+    pub(super) fn instant(&self, now: Now) -> Instant {
+        self.started + now.saturating_sub(Now::from_secs(1))
+    }
+
+    pub(super) fn add(&self, num: u32, member: &Arc<RoceInner>) {
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        members.insert(num, Arc::downgrade(member));
+    }
+
+    pub(super) fn remove(&self, num: u32) {
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        members.remove(&num);
+    }
+
+    /// Look at this queue pair at that time.
+    pub(super) fn set_alarm(&self, at: Instant, member: Weak<RoceInner>) {
+        lock(&self.alarms).push((at, member));
+        self.registration.set_timer(at);
+    }
+
+    /// This queue pair has something to send, after a look at what has come, or when the socket has room.
+    pub(super) fn wait(&self, member: Weak<RoceInner>, for_room: bool) {
+        lock(&self.waiting).push_back(member);
+        if for_room {
+            self.blocked.store(true, Ordering::SeqCst);
+        } else {
+            self.due.store(true, Ordering::SeqCst);
+        }
+        // A poller tries by itself, and gives the port back when it ceases to poll.
+        if self.lease.is_armed() {
+            self.rearm();
+        }
+    }
+
+    /// The kernel refuses packets.
+    pub(super) fn report(&self, error: &io::Error, to: SocketAddr, len: usize) {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, %to, bytes = len, "packets of RoCE cannot be sent; for \"Message too long\" a smaller path MTU helps");
+        }
+    }
+
+    fn interest(&self) -> Interest {
+        let mut interest = Interest::READ;
+        interest.set(Interest::WRITE, self.blocked.load(Ordering::SeqCst));
+        interest
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The engine receives from now on.
+    fn rearm(&self) {
+        self.lease.arm();
+        if self.due.load(Ordering::SeqCst) {
+            self.registration.poke();
+        }
+        loop {
+            let interest = self.interest();
+            self.registration.arm(self.fd(), interest);
+            // Another thread may have been blocked meanwhile, and have armed before us.
+            if self.interest() == interest {
+                break;
+            }
+        }
+    }
+
+    fn watch_lease(&self) {
+        if let Some(at) = self.lease.watch() {
+            self.registration.set_timer(at);
+        }
+    }
+
+    /// Those that wait go on.
+    fn resume(&self) {
+        let due = self.due.load(Ordering::Relaxed) && self.due.swap(false, Ordering::SeqCst);
+        let room =
+            self.blocked.load(Ordering::Relaxed) && self.blocked.swap(false, Ordering::SeqCst);
+        if !due && !room {
+            return;
+        }
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        for member in waiting.iter().filter_map(Weak::upgrade) {
+            member.resume();
+        }
+    }
+
+    /// Receives, unless another thread does: `false`.
+    fn drive_some(&self) -> bool {
+        self.resume();
+        let Some(mut rx) = self.rx.try_lock() else {
+            return false;
+        };
+        for _ in 0..BATCH {
+            if !self.receive(&mut rx) {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Processes available packets; returns whether there may be more.
+    fn receive(&self, rx: &mut Rx) -> bool {
+        let Rx { batch, last } = rx;
+        match self.socket.recv_batch(batch) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            Err(error) => {
+                tracing::debug!(%error, "receiving packets");
+                return true;
+            }
+        }
+        let mut answering = Answering::new();
+        for at in 0..batch.len() {
+            let Some((train, bytes)) = batch.get(at) else {
+                continue;
+            };
+            let to = train.arrival.to.unwrap_or_else(|| self.addr.ip());
+            let route = Route {
+                src: train.arrival.from,
+                dst: SocketAddr::new(to, PORT),
+            };
+            for packet in bytes.chunks(train.each.max(1)) {
+                self.take(&route, packet, last, &mut answering);
+            }
+        }
+        // One answer for all that was here of a peer.
+        for member in answering {
+            member.answer();
+        }
+        batch.len() == batch.places()
+    }
+
+    /// One packet.
+    fn take(
+        &self,
+        route: &Route,
+        packet: &[u8],
+        last: &mut Weak<RoceInner>,
+        answering: &mut Answering,
+    ) {
+        let malformed = || {
+            self.malformed.fetch_add(1, Ordering::Relaxed);
+        };
+        let Some((packet, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else {
+            return malformed();
+        };
+        let mut crc = Icrc::new(route, 0, packet.len());
+        crc.headers(packet);
+        if !crc.is_valid(*icrc) {
+            return malformed();
+        }
+        if let Some(num) = Header::congested_qp(packet) {
+            if let Some(member) = self.member(num, last) {
+                member.congested(route.src);
+            }
+            return;
+        }
+        let Ok((header, payload)) = Header::parse(packet) else {
+            return malformed();
+        };
+        let Some(member) = self.member(header.dest_qp, last) else {
+            self.unknown.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        member.take(route.src, &header, payload);
+        if !answering.iter().any(|other| Arc::ptr_eq(other, &member)) {
+            answering.push(member);
+        }
+    }
+
+    fn member(&self, num: u32, last: &mut Weak<RoceInner>) -> Option<Arc<RoceInner>> {
+        if let Some(member) = last.upgrade()
+            && member.num == num
+        {
+            return Some(member);
+        }
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let member = members.get(&num)?;
+        last.clone_from(member);
+        member.upgrade()
+    }
+
+    fn ring_alarms(&self) {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        lock(&self.alarms).retain(|(at, member)| {
+            if *at <= now {
+                due.push(member.clone());
+            }
+            *at > now
+        });
+        for member in due.iter().filter_map(Weak::upgrade) {
+            member.alarm();
+        }
+    }
+}
+
+impl Port for PortInner {
+    fn drive(&self) {
+        self.drive_some();
+    }
+
+    fn drive_leased(&self) {
+        if self.lease.poll() {
+            self.watch_lease();
+        }
+        self.drive_some();
+    }
+
+    fn flush_deferred(&self) {
+        self.resume();
+    }
+
+    fn release_lease(&self) {
+        self.resume();
+        if !self.lease.is_armed() {
+            self.rearm();
+        }
+    }
+}
+
+impl Source for PortInner {
+    fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
+        if self.lease.disarm() {
+            if self.drive_some() {
+                self.rearm();
+            } else {
+                // The socket stays readable while a polling thread takes a burst out of it.
+                self.watch_lease();
+            }
+        }
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
+        self.ring_alarms();
+        if self.lease.expired() {
+            return;
+        }
+        self.resume();
+        if self.lease.is_over() && self.rx.try_lock().is_some() {
+            self.rearm();
+        } else {
+            self.watch_lease();
+        }
+    }
+}

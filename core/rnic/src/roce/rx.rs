@@ -1,0 +1,259 @@
+//! The receive side: a packet is checked by the machine, then placed.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use weft_mem::{Access, MemError, PdId, Span};
+use weft_proto::roce::{Atomic, Received, Rx};
+use weft_wire::roce::{Header, NakCode};
+
+use super::{Core, RoceInner};
+use crate::lock::add_alone;
+use crate::memory;
+use crate::qp::RecvSource;
+use crate::types::{RecvWr, Wc, WcOpcode, WcStatus, sg_len};
+
+/// Why a request of the peer is refused, and what becomes of our receive.
+struct Refused {
+    code: NakCode,
+    receive: WcStatus,
+}
+
+impl From<MemError> for Refused {
+    /// Memory that the peer has named.
+    fn from(error: MemError) -> Refused {
+        let code = match error {
+            MemError::Misaligned => NakCode::InvalidRequest,
+            _ => NakCode::RemoteAccess,
+        };
+        let receive = WcStatus::WrFlushErr;
+        Refused { code, receive }
+    }
+}
+
+impl RoceInner {
+    /// A packet with a right ICRC for this queue pair. The transmit side runs later.
+    pub(super) fn take(self: &Arc<Self>, from: SocketAddr, header: &Header, payload: &[u8]) {
+        let mut core = self.core.lock();
+        let Some(way) = &core.way else {
+            return;
+        };
+        if from.ip() != way.path.peer {
+            self.counters.stray.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let now = way.port.now();
+        add_alone(&self.counters.received, 1);
+        let rx = core.conn.rx(now, header, payload.len() as u32);
+        if let Err(Refused { code, receive }) = self.carry_out(&mut core, rx, payload) {
+            core.conn.refuse(code);
+            core.spoiled = receive;
+        }
+    }
+
+    /// The peer, or a switch, has met congestion.
+    pub(super) fn congested(&self, from: SocketAddr) {
+        let mut core = self.core.lock();
+        if core
+            .way
+            .as_ref()
+            .is_some_and(|way| way.path.peer == from.ip())
+        {
+            core.conn.congested();
+        }
+    }
+
+    /// What came is placed: acknowledgements and answers are sent, and what waited for acknowledgements.
+    pub(super) fn answer(self: &Arc<Self>) {
+        let mut core = self.core.lock();
+        if core.way.is_some() {
+            self.go_on(&mut core);
+        }
+        drop(core);
+        self.call_hooks();
+    }
+
+    fn carry_out(&self, core: &mut Core, rx: Rx, payload: &[u8]) -> Result<(), Refused> {
+        match rx {
+            Rx::Nothing => {}
+            Rx::PlaceWrite {
+                rkey,
+                va,
+                len,
+                takes_receive,
+            } => {
+                if takes_receive && !self.has_receive(core) {
+                    core.conn.not_ready();
+                    return Ok(());
+                }
+                if len > 0 {
+                    self.may(Access::REMOTE_WRITE)?;
+                    let table = &self.device().table;
+                    let whose = (self.pd.id, self.num);
+                    memory::write_remote(table, &core.keys, whose, (rkey, va, len), 0, payload)?;
+                }
+                self.placed(core)?;
+            }
+            Rx::PlaceRecv { first, offset, len } => {
+                if first && !self.has_receive(core) {
+                    core.conn.not_ready();
+                    return Ok(());
+                }
+                let Some(wr) = &core.recv else {
+                    return Ok(());
+                };
+                let room = sg_len(&wr.sges).unwrap_or(0);
+                if offset.checked_add(len).is_none_or(|end| end > room) {
+                    return Err(Refused {
+                        code: NakCode::InvalidRequest,
+                        receive: WcStatus::LocLenErr,
+                    });
+                }
+                let pd = self.recv_pd();
+                memory::scatter(&core.keys, pd, &wr.sges, offset, payload).map_err(|_| {
+                    Refused {
+                        code: NakCode::RemoteOperation,
+                        receive: WcStatus::LocProtErr,
+                    }
+                })?;
+                self.placed(core)?;
+            }
+            Rx::PlaceRead { seq, offset, .. } => {
+                self.place_answer(core, seq, offset, payload)?;
+                core.conn.rx_placed();
+            }
+            Rx::AtomicResult { seq, original } => {
+                self.place_answer(core, seq, 0, &original.to_ne_bytes())?;
+                core.conn.rx_placed();
+            }
+            Rx::ReadRequested { rkey, va, len } => {
+                if len > 0 {
+                    // The memory is looked up again when the answer is sent.
+                    self.remote_span(rkey, va, len, Access::REMOTE_READ)?;
+                }
+                core.conn.accept_read();
+            }
+            Rx::AtomicRequested { rkey, va, op } => {
+                let span = self.remote_span(rkey, va, 8, Access::REMOTE_ATOMIC)?;
+                let original = match op {
+                    Atomic::FetchAdd { add } => span.fetch_add(add)?,
+                    Atomic::CompareSwap { compare, swap } => span.compare_swap(compare, swap)?,
+                };
+                core.conn.atomic_done(original);
+            }
+        }
+        Ok(())
+    }
+
+    /// Part of the answer to this request of ours.
+    fn place_answer(
+        &self,
+        core: &mut Core,
+        seq: u64,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), Refused> {
+        let Core { conn, keys, .. } = core;
+        let Some(slot) = conn.request_mut(seq) else {
+            return Ok(());
+        };
+        memory::scatter(keys, self.pd.id, &slot.wr.sges, offset, bytes).map_err(|_| {
+            slot.fault = Some(WcStatus::LocProtErr);
+            Refused {
+                code: NakCode::RemoteOperation,
+                receive: WcStatus::WrFlushErr,
+            }
+        })
+    }
+
+    /// The payload of a message's packet is in place. The receive is complete with the last one.
+    fn placed(&self, core: &mut Core) -> Result<(), Refused> {
+        let Some(received) = core.conn.rx_placed() else {
+            return Ok(());
+        };
+        let Received {
+            len,
+            solicited,
+            invalidate,
+            immediate,
+            write,
+        } = received;
+        if let Some(key) = invalidate {
+            let table = &self.device().table;
+            match table.invalidate(self.pd.id, self.num, key) {
+                // A peer of this host is in it still, and is cut off by and by.
+                Ok(()) | Err(MemError::InUse) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let Some(wr) = core.recv.take() else {
+            return Ok(());
+        };
+        let opcode = if write {
+            WcOpcode::RecvWithImm
+        } else {
+            WcOpcode::Recv
+        };
+        self.note(WcOpcode::Recv, WcStatus::Success, len);
+        let wc = Wc {
+            wr_id: wr.id,
+            status: WcStatus::Success,
+            opcode,
+            byte_len: len,
+            qp_num: self.num,
+            imm: immediate.map(u64::from),
+            invalidated: invalidate,
+            wqes_retired: 1,
+            ..Wc::default()
+        };
+        self.recv_cq.push(&[wc], solicited);
+        Ok(())
+    }
+
+    /// Takes a receive, unless the message has one.
+    fn has_receive(&self, core: &mut Core) -> bool {
+        if core.recv.is_none() {
+            core.recv = self.take_recv();
+        }
+        core.recv.is_some()
+    }
+
+    fn take_recv(&self) -> Option<RecvWr> {
+        match &self.recv {
+            RecvSource::Own(queue) => queue.take(),
+            RecvSource::Shared(srq) => srq.take(),
+            RecvSource::Twin(_) | RecvSource::Xrc(_) => None,
+        }
+    }
+
+    /// The domain of the memory that receives name.
+    fn recv_pd(&self) -> PdId {
+        match &self.recv {
+            RecvSource::Shared(srq) => srq.pd.id,
+            _ => self.pd.id,
+        }
+    }
+
+    fn may(&self, need: Access) -> Result<(), MemError> {
+        let access = Access::from_bits_truncate(self.access.load(Ordering::Relaxed));
+        if access.contains(need) {
+            Ok(())
+        } else {
+            Err(MemError::Access)
+        }
+    }
+
+    /// Memory that the peer names.
+    pub(super) fn remote_span(
+        &self,
+        key: u32,
+        to: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<Span, MemError> {
+        self.may(need)?;
+        let table = &self.device().table;
+        table.remote(self.pd.id, self.num, key, to, len, need)
+    }
+}
