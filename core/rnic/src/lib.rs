@@ -60,7 +60,7 @@ pub use establish::{Bound, ConnParam, ConnectError, Dialed, Incoming, Listening}
 pub use mr::{Mr, Mw};
 pub use pending_dereg::PendingDereg;
 pub use qp::{EndReason, Ender, Qp, QpInit};
-pub use roce::{RoceCounters, RoceInit, RocePath, RocePort, RoceQp, RoceSend};
+pub use roce::{RoceCounters, RoceInit, RocePath, RocePort, RoceQp, RoceSend, roce_mtu};
 pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;
 pub use srq::Srq;

@@ -3,7 +3,10 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// An IP address of an interface.
 #[derive(Clone, Debug)]
@@ -26,6 +29,25 @@ impl InterfaceAddress {
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         self.flags & libc::IFF_LOOPBACK as u32 != 0
+    }
+
+    /// The longest IP packet of the interface, in bytes; `None` if it has gone since.
+    #[must_use]
+    pub fn mtu(&self) -> Option<u32> {
+        // SAFETY: plain numbers, and a union of such.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        let (name, room) = (self.name.as_bytes_with_nul(), &mut request.ifr_name);
+        for (to, from) in room.get_mut(..name.len())?.iter_mut().zip(name) {
+            *to = from.cast_signed();
+        }
+        let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
+        let fd = socket_with(family, kind, SocketFlags::CLOEXEC, None).ok()?;
+        let (fd, number) = (fd.as_raw_fd(), libc::SIOCGIFMTU);
+        // SAFETY: a name that ends with a NUL, and a place for a number.
+        let rc = unsafe { libc::syscall(libc::SYS_ioctl, fd, number, &raw mut request) };
+        // SAFETY: the kernel has written this member.
+        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+        (rc == 0).then(|| u32::try_from(mtu).ok()).flatten()
     }
 
     /// The interface's number; 0 if it has gone since.

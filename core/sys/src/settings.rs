@@ -44,6 +44,8 @@ pub const DEVICES: Setting = setting("WEFT_DEVICES", Accepts::List(&["weft0", "w
 pub const CRC: Setting = setting("WEFT_CRC", Accepts::One(&["on", "off"]));
 /// Whether the end of a peer's connection flushes a queue pair of `weft_ib0`.
 pub const PEER_DEATH: Setting = setting("WEFT_PEER_DEATH", Accepts::One(&["silent", "flush"]));
+/// What connected queue pairs of `weft_ib0` put on the wire.
+pub const IB_WIRE: Setting = setting("WEFT_IB_WIRE", Accepts::One(&["weft", "roce"]));
 /// MPI's provider: the connections to busy peers.
 pub const FI_RC: Setting = setting("WEFT_FI_RC", Accepts::Number(0..=64));
 /// MPI's provider: messages that are longer go by RDMA Write.
@@ -98,7 +100,16 @@ pub const FAULTS: FileSetting = FileSetting("WEFT_FAULTS");
 /// Files of programs on weft.
 pub const FILES: [&FileSetting; 4] = [&LOCAL_DIR, &TLS_KEY, &TLS_PEERS, &FAULTS];
 /// Those of programs on the drop-in libraries.
-pub const OF_VERBS: [&Setting; 7] = [&LOCAL, &TLS, &STAT, &LOG, &DEVICES, &CRC, &PEER_DEATH];
+pub const OF_VERBS: [&Setting; 8] = [
+    &LOCAL,
+    &TLS,
+    &STAT,
+    &LOG,
+    &DEVICES,
+    &CRC,
+    &PEER_DEATH,
+    &IB_WIRE,
+];
 /// Those of MPI's provider.
 pub const OF_FI: [&Setting; 10] = [
     &LOCAL,

@@ -128,6 +128,27 @@ pub fn source_of(to: SocketAddr) -> io::Result<IpAddr> {
     Ok(crate::tcp::local_addr(&fd)?.ip())
 }
 
+/// The longest IP packet that the way to an address takes, in bytes, as far as the kernel knows.
+///
+/// # Errors
+/// The kernel's error about the route.
+pub fn path_mtu(from: IpAddr, to: SocketAddr) -> io::Result<u32> {
+    let socket = UdpSocket::bind(SocketAddr::new(from, 0), 0)?;
+    socket.connect(to)?;
+    let (level, option) = if to.is_ipv6() {
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_MTU)
+    };
+    let mut mtu: libc::c_int = 0;
+    let mut len = size_of_val(&mtu) as libc::socklen_t;
+    let (fd, value) = (socket.fd.as_raw_fd(), &raw mut mtu);
+    let length = &raw mut len;
+    // SAFETY: the kernel writes at most `len` bytes to `mtu`, and the new length to `len`.
+    retry(|| unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, option, value, length) })?;
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
 /// Whether datagrams to this address go to all hosts of a subnet: the limited broadcast address, or that of a subnet of ours.
 ///
 /// # Errors

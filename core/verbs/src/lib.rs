@@ -67,6 +67,6 @@ pub use weft_rnic::{
     SgList, Sge, Signal, SimFaults, SimNet, Srq, TerminateCode, Transport, UD_GROUP,
     UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU, UdCounters, UdDest, UdError, UdErrorKind, UdFault,
     UdInit, UdLocalPeer, UdPort, UdPortCounters, UdQp, UdReliable, UdSource, ValidityMap, Wc,
-    WcError, WcOpcode, WcStatus, Work, WriteRecord, XrcDomain, protect, settings, stat,
+    WcError, WcOpcode, WcStatus, Work, WriteRecord, XrcDomain, protect, roce_mtu, settings, stat,
     tcp_peer_uid, tls,
 };

@@ -297,7 +297,9 @@ impl Guest {
     /// When the file cannot be read, or has not come over within `limit`.
     pub fn put(&mut self, file: &Path, to: &str, limit: Duration) {
         let bytes = std::fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        let door = TcpListener::bind("127.0.0.1:0").expect("a listening socket");
+        // On a tap device the guest calls this address; else its emulator calls loopback for it.
+        let door = TcpListener::bind((HOST, 0)).or_else(|_| TcpListener::bind("127.0.0.1:0"));
+        let door = door.expect("a listening socket");
         let port = door.local_addr().expect("its address").port();
         let running = self.start(&format!(
             "nc {HOST} {port} >{to} && [ $(wc -c <{to}) = {} ]",

@@ -2,10 +2,12 @@
 //! so nothing may translate them.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use weft_dropin::{Weft, have, libraries};
 use weft_interop::guest::{GUEST, Guest, HOST, say};
 use weft_interop::roce::{self, Report};
 
@@ -14,6 +16,8 @@ const TAP: &str = "weft-roce";
 
 #[test]
 fn rxe_understands_the_machines_of_roce() {
+    // Built here, where there is a network.
+    libraries();
     let me = std::env::current_exe().expect("this program");
     let done = Command::new("unshare")
         .args(["--net", "--"])
@@ -55,6 +59,7 @@ fn in_a_network_of_its_own() {
     ip(&format!("tuntap add {TAP} mode tap"));
     ip(&format!("addr add {HOST}/24 dev {TAP}"));
     ip(&format!("link set {TAP} up"));
+    needs_its_port_and_its_way();
     let mut guest = match Guest::boot_on(TAP) {
         Ok(guest) => guest,
         Err(why) => return say(&format!("skipped: {why}")),
@@ -93,6 +98,121 @@ fn in_a_network_of_its_own() {
         check(&what, report, rounds, drop_every > 0);
         guest.finish(&running, LIMIT);
     }
+    programs(&mut guest);
+}
+
+fn weft() -> Weft {
+    Weft::on("weft_ib0")
+        .env("WEFT_IB_WIRE", "roce")
+        .env("WEFT_LOG", "warn")
+        .limit(LIMIT)
+}
+
+/// Two processes of one address, a path MTU that is too long for the way, and TLS, are errors that are said.
+fn needs_its_port_and_its_way() {
+    if !have(&[("ibv_rc_pingpong", "ibverbs-utils")]) {
+        return;
+    }
+    // The GIDs: the tap device's address, and these two.
+    ip("addr add 127.0.0.2/8 dev lo");
+    let line = "ibv_rc_pingpong -d weft_ib0 -n 100";
+    let run = |weft: &Weft, server: &str, client: &str| {
+        let server = weft.start(&format!("{line} {server}")).listens(18515);
+        let client = weft.run(&format!("{line} {client} 127.0.0.1"));
+        (server.end(), client)
+    };
+    let (server, client) = run(&weft(), "-g 1 -c", "-g 2 -c");
+    server.good();
+    client.good();
+    // The end that is refused leaves the other one waiting.
+    let short = || weft().limit(Duration::from_secs(10));
+    let (server, client) = run(&short(), "-g 1", "-g 1");
+    let both = [&server, &client];
+    assert!(both.iter().any(|done| !done.is_good()));
+    let text = both.map(|done| done.show()).concat();
+    assert!(text.contains("no RoCE on UDP port 4791"), "{text}");
+    ip("link set lo mtu 1500");
+    let (server, client) = run(&short(), "-g 1 -m 4096", "-g 2 -m 4096");
+    ip("link set lo mtu 65536");
+    let text = [&server, &client].map(|done| done.show()).concat();
+    assert!(
+        !client.is_good() && text.contains("Failed to modify QP to RTR"),
+        "{text}"
+    );
+    let (server, client) = run(&short().env("WEFT_TLS", "on"), "-g 1", "-g 2");
+    let text = [&server, &client].map(|done| done.show()).concat();
+    assert!(text.contains("RoCE has no encryption"), "{text}");
+}
+
+/// Programs that join queue pairs by number: here on our libraries, in the guest on `rxe`, each in both roles.
+fn programs(guest: &mut Guest) {
+    const PROGRAMS: &[(&str, &str)] = &[
+        ("ib_write_bw", "perftest"),
+        ("ibv_rc_pingpong", "ibverbs-utils"),
+    ];
+    if !have(PROGRAMS) {
+        return;
+    }
+    let weft = weft();
+    // The guest's GID that is its IPv4 address.
+    let gid = "for i in 0 1 2 3; do case $(cat /sys/class/infiniband/rxe0/ports/1/gids/$i) in *ffff:*) echo $i;; esac; done";
+    let gid = guest.must(gid, LIMIT);
+    let gid = gid.trim().to_owned();
+    // The guest has no programs for atomics.
+    for program in ["/usr/bin/ib_atomic_bw", "/usr/bin/ib_atomic_lat"] {
+        guest.put(Path::new(program), program, LIMIT);
+        guest.must(&format!("chmod +x {program}"), LIMIT);
+    }
+    for line in [
+        "ibv_rc_pingpong -n 200 -s 4096 -c",
+        "ib_send_bw -F -n 200 -s 65536",
+        "ib_send_bw -F -n 200 -s 4000 -b",
+        "ib_send_bw -F -n 200 -s 1000 -c UC",
+        "ib_send_lat -F -n 200 -s 64",
+        "ib_write_bw -F -n 200 -s 65536",
+        "ib_write_bw -F -n 100 -s 65536 -q 4",
+        "ib_write_lat -F -n 200 -s 64",
+        "ib_read_bw -F -n 200 -s 65536",
+        "ib_read_lat -F -n 200 -s 3000",
+        "/usr/bin/ib_atomic_bw -F -n 200",
+        "/usr/bin/ib_atomic_lat -F -n 200 -A CMP_AND_SWAP",
+    ] {
+        let index = if line.starts_with("ibv") { "-g" } else { "-x" };
+        let ours = format!("{line} -d weft_ib0 {index} 0");
+        let theirs = format!("timeout 100 {line} -d rxe0 {index} {gid}");
+        let here = weft.start(&ours).listens(18515);
+        let there = guest.run(&format!("{theirs} {HOST}"), LIMIT);
+        if there.status != 0 {
+            here.interrupt();
+            panic!("{line}, client in the guest: {}", there.text);
+        }
+        let here = here.end();
+        here.good();
+        let running = guest.start(&theirs);
+        let here = retry_program(&weft, &format!("{ours} {GUEST}"));
+        let there = guest.finish(&running, LIMIT);
+        assert!(
+            there.status == 0,
+            "{line}, server in the guest: {}\n{}",
+            there.text,
+            here.show()
+        );
+        here.good();
+        say(&format!("{line}: in both roles"));
+    }
+}
+
+/// Until the guest's server listens.
+fn retry_program(weft: &Weft, line: &str) -> weft_dropin::Done {
+    for _ in 0..50 {
+        let done = weft.run(line);
+        let text = done.show();
+        if !text.contains("Connection refused") && !text.contains("Couldn't connect") {
+            return done;
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+    weft.run(line)
 }
 
 /// Until the guest's server listens.

@@ -33,12 +33,14 @@ devices, without a kernel module and without root:
 The devices are also in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband. Go \
 and static programs need --sysfs=namespace to see them there.
 
-The peer has to run on weft too; for weft0 it may be an RNIC with iWARP or the kernel's siw.";
+The peer has to run on weft too; for weft0 it may be an RNIC with iWARP or the kernel's siw, and for \
+weft_ib0 with --wire roce an adapter with RoCE v2 or the kernel's rxe.";
 
 const EXAMPLES: &str = "\
 Examples:
   weft verbs -- rping -s -a 127.0.0.1 -C 10 -v
   weft verbs --devices weft_ib0 -- ibv_rc_pingpong -g 0 HOST
+  weft verbs --devices weft_ib0 --wire roce -- ib_write_bw -x 0 HOST
   weft verbs -- ibstat weft_ib0
   weft verbs --sysfs=namespace -- busybox ls /sys/class/infiniband
   eval \"$(weft verbs --print-env)\"; pytest
@@ -71,6 +73,9 @@ pub struct Args {
     /// Use of shared memory between processes of this host and user
     #[arg(long, value_name = "WHEN", value_parser = ["off", "auto", "require"])]
     local: Option<String>,
+    /// What connected queue pairs of `weft_ib0` that the program joins by number put on the wire: `roce` reaches adapters and the kernel's rxe [default: weft]
+    #[arg(long, value_name = "WIRE", value_parser = ["weft", "roce"])]
+    wire: Option<String>,
     /// How the program finds the devices in /sys and /dev
     #[arg(long, value_name = "HOW", value_enum, default_value_t = View::Preload)]
     sysfs: View,
@@ -197,6 +202,7 @@ pub(super) fn environment(
         faults: None,
         log,
         local,
+        wire: None,
         sysfs: View::Preload,
         look: false,
         print_env: false,
@@ -239,7 +245,11 @@ fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Fa
     if let Some(file) = args.faults.clone().or_else(|| FAULTS.path()) {
         settings.push((FAULTS.0, script(&file)?.into()));
     }
-    let texts = [("WEFT_LOG", &args.log), ("WEFT_LOCAL", &args.local)];
+    let texts = [
+        ("WEFT_LOG", &args.log),
+        ("WEFT_LOCAL", &args.local),
+        ("WEFT_IB_WIRE", &args.wire),
+    ];
     settings.extend(
         texts
             .into_iter()

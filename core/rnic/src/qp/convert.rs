@@ -95,7 +95,7 @@ pub(super) fn fault_of(error: MemError) -> Fault {
 }
 
 /// Layer, type and code of a Terminate as one number, laid out as on the wire.
-pub(super) fn term_code(error: TermError) -> u32 {
+pub(crate) fn term_code(error: TermError) -> u32 {
     let (layer, etype, code) = error.parts();
     u32::from(layer) << 12 | u32::from(etype) << 8 | u32::from(code)
 }

@@ -53,7 +53,7 @@ use crate::engine::Engine;
 use crate::types::{ConnCounters, QpState, SendWr, WcStatus};
 use completions::Completions;
 use confirm::Confirming;
-pub(crate) use convert::to_proto;
+pub(crate) use convert::{term_code, to_proto};
 pub use end::EndReason;
 use end::Withheld;
 use flight::Tx;

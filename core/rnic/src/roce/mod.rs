@@ -11,7 +11,7 @@ mod port;
 mod rx;
 mod tx;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -19,14 +19,16 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use weft_mem::{Access, KeyLock, Keys};
 use weft_proto::roce::{Config, Connection, State, Status, supports};
-use weft_wire::roce::{DEFAULT_PKEY, MASK_24, NakCode, Service};
+use weft_sys::udp::path_mtu;
+use weft_wire::rdmap::{OperationError, ProtectionError, TermError};
+use weft_wire::roce::{DEFAULT_PKEY, ICRC_LEN, MASK_24, MAX_HEADER, NakCode, PORT, Service};
 
 use crate::comp_counters::CompCounters;
 use crate::cq::{Cq, CqInner};
 use crate::device::{Counted, DeviceInner, Pd, PdInner, QpNumber};
 use crate::engine::{guarded, on_engine};
 use crate::lock::lock;
-use crate::qp::{Limits, RecvSource, to_proto};
+use crate::qp::{Limits, RecvSource, term_code, to_proto};
 use crate::srq::{RecvQueue, Srq};
 use crate::timer;
 use crate::types::{
@@ -36,6 +38,18 @@ use crate::types::{
 use port::PortInner;
 pub use port::RocePort;
 use tx::Train;
+
+const UDP_LEN: usize = 8;
+/// The path MTUs of InfiniBand.
+const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
+
+/// Payload of the longest packet that fits IP packets of `ip_mtu` bytes, a path MTU of InfiniBand; `None` if none does.
+pub fn roce_mtu(ip_mtu: u32, is_ipv6: bool) -> Option<u32> {
+    let ip = if is_ipv6 { 40 } else { 20 };
+    let around = ip + UDP_LEN + MAX_HEADER + ICRC_LEN;
+    let fits = |mtu: &&u32| **mtu as usize + around <= ip_mtu as usize;
+    MTUS.iter().rev().find(fits).copied()
+}
 
 /// Packets on their way at once: half of what the receive buffer of a socket holds of the longest ones.
 const WINDOW: u32 = 256;
@@ -97,7 +111,7 @@ pub struct RocePath {
     pub dest_qp: u32,
     /// The first packet sequence number that the peer sends.
     pub rq_psn: u32,
-    /// Payload of a full packet, in bytes: 256, 512, 1,024, 2,048 or 4,096. The way has to take packets of 60 bytes more (IPv6: 80).
+    /// Payload of a full packet, in bytes: 256, 512, 1,024, 2,048 or 4,096, and no more than the way takes ([`roce_mtu`]).
     pub mtu: u32,
     /// Reads and atomics of the peer at once.
     pub ird: u8,
@@ -273,6 +287,14 @@ impl Pd {
     }
 }
 
+/// Where the peer at this address has its port.
+fn peer_addr(peer: IpAddr, scope: u32) -> SocketAddr {
+    match peer {
+        IpAddr::V4(ip) => SocketAddr::from((ip, PORT)),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, PORT, 0, scope).into(),
+    }
+}
+
 fn config(service: Service, path: Option<&RocePath>) -> Config {
     Config {
         service,
@@ -310,8 +332,8 @@ impl RoceQp {
     /// Requests of this peer are taken from now on (RTR).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a port of another device or an address of another family than its own, an MTU that does not exist, and where it has a peer
-    /// already or has failed.
+    /// [`Error::Invalid`] for a port of another device or an address of another family than its own, an MTU that does not exist or that the way does
+    /// not take, and where it has a peer already or has failed.
     pub fn receive_from(&self, port: &RocePort, path: &RocePath) -> Result<(), Error> {
         let inner = &self.inner;
         if !Arc::ptr_eq(&inner.pd.device, &port.inner().device) {
@@ -321,8 +343,16 @@ impl RoceQp {
         if ours.is_ipv4() != peer.is_ipv4() {
             return Err(Error::Invalid("one address is of IPv4, the other is not"));
         }
-        if ![256, 512, 1024, 2048, 4096].contains(&path.mtu) {
+        if !MTUS.contains(&path.mtu) {
             return Err(Error::Invalid("no path MTU of InfiniBand"));
+        }
+        // Without a route, packets are lost until there is one.
+        let way = path_mtu(ours, peer_addr(peer, path.scope)).ok();
+        let most = way.map(|way| roce_mtu(way, peer.is_ipv6()));
+        if most.is_some_and(|most| most.is_none_or(|most| path.mtu > most)) {
+            return Err(Error::Invalid(
+                "the way to the peer takes no packets of this path MTU",
+            ));
         }
         if path.dest_qp > MASK_24 {
             return Err(Error::Invalid("no number of a queue pair of RoCE"));
@@ -615,10 +645,16 @@ impl RoceInner {
 
     /// The peer has asked for something that it may not do.
     fn raise(&self, code: NakCode) {
-        let (qp_num, reason) = (self.num, 0);
+        let qp_num = self.num;
         self.device().raise(match code {
-            NakCode::RemoteAccess => AsyncEvent::QpAccessErr { qp_num, reason },
-            _ => AsyncEvent::QpFatal { qp_num, reason },
+            NakCode::RemoteAccess => AsyncEvent::QpAccessErr {
+                qp_num,
+                reason: term_code(TermError::Protection(ProtectionError::AccessRights)),
+            },
+            _ => AsyncEvent::QpFatal {
+                qp_num,
+                reason: term_code(TermError::Operation(OperationError::Unspecified)),
+            },
         });
     }
 

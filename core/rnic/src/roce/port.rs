@@ -101,11 +101,15 @@ impl Device {
     /// The RoCE port of a local address: the same one while a handle of it lives. With a link-local address of IPv6, `scope` is the interface.
     ///
     /// # Errors
-    /// As `bind(2)`: `AddrInUse` if another process, or the kernel's `rxe`, has the port; `Unsupported` on a simulated network.
+    /// As `bind(2)`: `AddrInUse` if another process, or the kernel's `rxe`, has the port; `Unsupported` on a simulated network; `PermissionDenied` with TLS.
     pub fn bind_roce(&self, ip: IpAddr, scope: u32) -> io::Result<RocePort> {
         let device = &self.0;
         if !matches!(device.transport, Transport::Tcp) {
             return Err(io::ErrorKind::Unsupported.into());
+        }
+        if device.tls.is_some() {
+            tracing::error!("RoCE has no encryption, and TLS is asked for");
+            return Err(rustix::io::Errno::ACCESS.into());
         }
         let ip = ip.to_canonical();
         let mut ports = lock(&device.roce_ports);

@@ -2,15 +2,14 @@
 
 use std::io;
 use std::mem::take;
-use std::net::{SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 
 use weft_mem::{Access, MemError};
 use weft_proto::rdmap::Payload;
 use weft_sys::udp::TRAIN;
-use weft_wire::roce::{ICRC_LEN, Icrc, MAX_HEADER, PORT, Route};
+use weft_wire::roce::{ICRC_LEN, Icrc, MAX_HEADER, Route};
 
-use super::{Core, RoceInner, Slot, Way};
+use super::{Core, RoceInner, Slot, Way, peer_addr};
 use crate::lock::add_alone;
 use crate::qp::{Local, do_local};
 use crate::types::{Sge, WcStatus, sub_list};
@@ -208,10 +207,7 @@ impl RoceInner {
     fn flush(&self, core: &mut Core, way: &Way) -> Flushed {
         let Core { train, .. } = core;
         let from = way.port.local_addr();
-        let to = match way.path.peer {
-            std::net::IpAddr::V4(ip) => SocketAddr::from((ip, PORT)),
-            std::net::IpAddr::V6(ip) => SocketAddrV6::new(ip, PORT, 0, way.path.scope).into(),
-        };
+        let to = peer_addr(way.path.peer, way.path.scope);
         let route = Route { src: from, dst: to };
         let (socket, class) = (way.port.socket(), way.path.traffic_class);
         while train.end > 0 {

@@ -21,6 +21,7 @@ use super::persona;
 use super::places;
 use super::port;
 use super::qp::{NO_CAP, QpObj};
+use super::roce::{self, Roce};
 use super::settings;
 use super::srq::Srq;
 use super::types::*;
@@ -149,9 +150,46 @@ impl Base {
     }
 }
 
+/// The native queue pair, one of three, and the persona's claim on its number.
+#[derive(Default)]
+struct Natives {
+    number: Option<persona::Number>,
+    native: Option<Arc<Qp>>,
+    ud: Option<Box<Datagrams>>,
+    roce: Option<Box<Roce>>,
+}
+
+/// Makes the native queue pair, and writes its number to `init`.
+fn natives(base: &Base, wanted: &Wanted, init: &mut QpInit) -> Result<Natives, Errno> {
+    let (pd, kind) = (&base.native, wanted.common.qp_type);
+    let device = pd.device();
+    let persona = base.ctx.which == Which::Persona;
+    let mut made = Natives::default();
+    if kind == IBV_QPT_UD {
+        let (number, port) = persona::reserve_datagram(&device)?;
+        init.num = Some(number.get());
+        made.number = Some(number);
+        let down = port::of(base.ctx.which).down();
+        let ud = Datagrams::new(pd, &port, init, down, wanted.deaf_to_itself)?;
+        made.ud = Some(Box::new(ud));
+    } else if persona && roce::is_asked() && matches!(kind, IBV_QPT_RC | IBV_QPT_UC) {
+        let make = |init: &QpInit| Roce::new(pd, init, kind == IBV_QPT_UC);
+        made.roce = Some(Box::new(numbered(init, make)?));
+    } else if persona {
+        let number = persona::reserve(&device)?;
+        init.num = Some(number.get());
+        made.number = Some(number);
+        let native = pd.create_qp(init).map_err(super::errno)?;
+        made.native = Some(Arc::new(native));
+    } else {
+        let native = numbered(init, |init| pd.create_qp(init))?;
+        made.native = Some(Arc::new(native));
+    }
+    Ok(made)
+}
+
 fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     let base = Base::of(wanted)?;
-    let persona = base.ctx.which == Which::Persona;
     let common = &wanted.common;
     let mut cap = common.cap;
     match common.qp_type {
@@ -165,38 +203,16 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     cap.max_inline_data = cap.max_inline_data.max(LEAST_INLINE);
     let device = base.native.device();
     check_cap(&cap, &device.attr().limits)?;
-    let datagrams = common.qp_type == IBV_QPT_UD;
-    let (number, port) = if datagrams {
-        let (number, port) = persona::reserve_datagram(&device)?;
-        (Some(number), Some(port))
-    } else if persona {
-        (Some(persona::reserve(&device)?), None)
-    } else {
-        (None, None)
-    };
     let mut init = base.init(wanted, &cap);
-    init.num = number.as_ref().map(persona::Number::get);
     init.comp_counters = Some(Arc::default());
-    let (native, ud) = match (init.num, port) {
-        (_, Some(port)) => (
-            None,
-            Some(Datagrams::new(
-                &base.native,
-                &port,
-                &init,
-                port::of(base.ctx.which).down(),
-                wanted.deaf_to_itself,
-            )?),
-        ),
-        (Some(_), None) => {
-            let native = base.native.create_qp(&init).map_err(super::errno)?;
-            (Some(native), None)
-        }
-        (None, None) => (Some(create_numbered(&base.native, &mut init)?), None),
-    };
+    let Natives {
+        number,
+        native,
+        ud,
+        roce,
+    } = natives(&base, wanted, &mut init)?;
     let num = init.num.ok_or(Errno::INVAL)?;
     places::of(num).clear();
-    let native = native.map(Arc::new);
     let mut attr = ibv_qp_attr::zeroed();
     attr.path_mtu = IBV_MTU_1024;
     attr.port_num = 1;
@@ -223,7 +239,8 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 init,
                 pd: base.native.clone(),
                 native,
-                ud: ud.map(Box::new),
+                ud,
+                roce,
                 state: AtomicU32::new(IBV_QPS_RESET),
                 kind: common.qp_type,
                 cap,
@@ -261,8 +278,11 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     Ok(made)
 }
 
-/// The numbers of `weft0` count up from a start that a peer cannot predict.
-fn create_numbered(pd: &weft_verbs::Pd, init: &mut QpInit) -> Result<Qp, Errno> {
+/// Makes a queue pair with a number of its own. Those of `weft0` and of RoCE count up from a start that a peer cannot predict.
+fn numbered<T>(
+    init: &mut QpInit,
+    mut make: impl FnMut(&QpInit) -> Result<T, weft_verbs::Error>,
+) -> Result<T, Errno> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     const NUMBERS: u32 = 1 << 24;
     if NEXT.load(Ordering::Relaxed) == 0 {
@@ -278,7 +298,7 @@ fn create_numbered(pd: &weft_verbs::Pd, init: &mut QpInit) -> Result<Qp, Errno> 
             continue;
         }
         init.num = Some(num);
-        match pd.create_qp(init) {
+        match make(init) {
             // Another queue pair has this number: there are fewer of them than numbers.
             Err(weft_verbs::Error::Invalid(_)) => {}
             made => return made.map_err(super::errno),

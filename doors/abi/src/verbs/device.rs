@@ -20,6 +20,7 @@ use super::params::{list, put};
 use super::pd::MAX_PDS;
 use super::port as ports;
 use super::private::NobodysDevice;
+use super::roce;
 use super::types::*;
 use super::ud::MAX_MEMBERS;
 use super::which::Which;
@@ -330,7 +331,11 @@ pub(super) fn port(which: Which) -> ibv_port_attr {
         IBV_PORT_ACTIVE
     };
     attr.max_mtu = IBV_MTU_4096;
-    attr.active_mtu = IBV_MTU_4096;
+    attr.active_mtu = if which == Which::Persona && roce::is_asked() {
+        roce::active_mtu()
+    } else {
+        IBV_MTU_4096
+    };
     attr.gid_tbl_len = gids(which).map_or(0, |gids| gid_room(which, gids.len()) as c_int);
     attr.max_msg_sz = 1 << 31;
     attr.pkey_tbl_len = 1;

@@ -48,6 +48,7 @@ mod places;
 mod port;
 mod post;
 mod qp;
+mod roce;
 mod settings;
 mod shared;
 mod srq;

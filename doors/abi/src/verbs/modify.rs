@@ -70,6 +70,16 @@ fn modify_persona(
     if !allowed(qp.kind, now, to, mask) || !sound(attr, mask, limits.max_rd_atomic) {
         return Err(Errno::INVAL);
     }
+    if let Some(roce) = &qp.roce {
+        if mask & IBV_QP_ACCESS_FLAGS != 0 {
+            roce.set_access(rights(attr.qp_access_flags))?;
+        }
+        return match to {
+            IBV_QPS_RESET => reset(qp),
+            IBV_QPS_ERR => fail(qp),
+            _ => modify_roce(qp, attr, mask, (now, to)),
+        };
+    }
     if mask & IBV_QP_ACCESS_FLAGS != 0 {
         qp.native()?.set_access(rights(attr.qp_access_flags));
     }
@@ -105,6 +115,31 @@ fn modify_persona(
         _ => {}
     }
     qp.set_state(to);
+    Ok(())
+}
+
+fn modify_roce(
+    qp: &Turn<QpObj>,
+    attr: &ibv_qp_attr,
+    mask: u32,
+    change: (ibv_qp_state, ibv_qp_state),
+) -> Result<(), Errno> {
+    let roce = qp.roce.as_ref().ok_or(Errno::INVAL)?;
+    let (_, to) = change;
+    match change {
+        (IBV_QPS_INIT, IBV_QPS_RTR) => roce.rtr(attr)?,
+        (IBV_QPS_RTR, IBV_QPS_RTS) => roce.rts(attr)?,
+        (IBV_QPS_SQD, IBV_QPS_RTS) => {
+            let _resting = lock(&qp.resting);
+            qp.places.send.give_back(roce.resume());
+            qp.set_state(to);
+        }
+        _ => {}
+    }
+    qp.set_state(to);
+    if change == (IBV_QPS_RTS, IBV_QPS_SQD) {
+        tell_drained(qp, attr, mask);
+    }
     Ok(())
 }
 
@@ -182,11 +217,16 @@ fn modify_iwarp(
 /// To the error state: everything posted is flushed.
 fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
     let before = qp.state();
-    if let Some(ud) = &qp.ud {
+    if qp.native.is_none() {
         {
             let _resting = lock(&qp.resting);
             qp.set_state(IBV_QPS_ERR);
-            qp.places.send.give_back(ud.fail());
+            let refused = match (&qp.ud, &qp.roce) {
+                (Some(ud), _) => ud.fail(),
+                (_, Some(roce)) => roce.fail(),
+                _ => return Err(Errno::INVAL),
+            };
+            qp.places.send.give_back(refused);
         }
         if before != IBV_QPS_ERR {
             EventRouter::get().last(qp.num);
@@ -224,6 +264,19 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
         qp.forget_posted();
         let renewed = ud.renew();
         qp.alone(|qp| qp.ud = Some(ud));
+        return renewed;
+    }
+    if qp.roce.is_some() {
+        let before = qp.alone(|qp| {
+            qp.set_state(IBV_QPS_RESET);
+            qp.roce.take()
+        });
+        let mut roce = before.ok_or(Errno::INVAL)?;
+        roce.end();
+        qp.forget_posted();
+        EventRouter::get().anew(qp.num);
+        let renewed = roce.renew();
+        qp.alone(|qp| qp.roce = Some(roce));
         return renewed;
     }
     if qp.state.load(Ordering::Relaxed) == IBV_QPS_RESET && qp.native.is_some() {

@@ -27,6 +27,7 @@ use super::persona;
 use super::places::Both;
 use super::port;
 use super::refused;
+use super::roce::Roce;
 use super::types::*;
 use super::ud::Datagrams;
 use super::users::Held;
@@ -51,6 +52,8 @@ pub(crate) struct QpObj {
     pub(super) native: Option<Arc<Qp>>,
     /// Its counterpart for datagrams.
     pub(super) ud: Option<Box<Datagrams>>,
+    /// And for RoCE.
+    pub(super) roce: Option<Box<Roce>>,
     pub(super) state: AtomicU32,
     pub(super) kind: ibv_qp_type,
     pub(super) cap: ibv_qp_cap,
@@ -126,10 +129,9 @@ impl QpObj {
     /// C's state. A connection that has ended is in the error state.
     pub(crate) fn state(&self) -> ibv_qp_state {
         let state = self.state.load(Ordering::Acquire);
-        let ended = || {
-            self.native
-                .as_ref()
-                .is_some_and(|qp| qp.state() == QpState::Error)
+        let ended = || match (&self.native, &self.roce) {
+            (Some(qp), _) => qp.state() == QpState::Error,
+            (None, roce) => roce.as_ref().is_some_and(|roce| roce.has_failed()),
         };
         if matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD) && ended() {
             IBV_QPS_ERR
@@ -214,10 +216,10 @@ impl QpObj {
     }
 
     pub(super) fn outstanding(&self) -> u32 {
-        match (&self.native, &self.ud) {
-            (Some(qp), _) => qp.outstanding(),
-            (None, Some(ud)) => ud.outstanding(),
-            (None, None) => 0,
+        match (&self.native, &self.ud, &self.roce) {
+            (Some(qp), ..) => qp.outstanding(),
+            (None, Some(ud), _) => ud.outstanding(),
+            (None, None, roce) => roce.as_ref().map_or(0, |roce| roce.outstanding()),
         }
     }
 
@@ -279,20 +281,36 @@ impl QpObj {
 
     #[cold]
     fn post_other_receive(&self, wr: &RecvWr, errno: Errno) -> Result<(), Errno> {
-        match &self.ud {
-            Some(ud) if self.state.load(Ordering::Relaxed) != IBV_QPS_RESET => ud.post_recv(wr),
+        match (&self.ud, &self.roce) {
+            _ if self.state.load(Ordering::Relaxed) == IBV_QPS_RESET => Err(errno),
+            (Some(ud), _) => ud.post_recv(wr),
+            (_, Some(roce)) => roce.post_recv(wr),
             _ => Err(errno),
         }
     }
 
     #[inline]
     fn post_sound(&self, wr: &mut SendWr) -> Result<(), Errno> {
-        let native = self.native.as_ref().ok_or(Errno::INVAL)?;
+        let Some(native) = self.native.as_ref() else {
+            return self.post_roce(wr);
+        };
         match self.state.load(Ordering::Relaxed) {
             IBV_QPS_RTS | IBV_QPS_SQE | IBV_QPS_ERR => native.post_send_from(wr).map_err(refused),
             IBV_QPS_SQD => self.post_later(native, wr),
             _ => Err(Errno::INVAL),
         }
+    }
+
+    #[cold]
+    fn post_roce(&self, wr: &SendWr) -> Result<(), Errno> {
+        let roce = self.roce.as_ref().ok_or(Errno::INVAL)?;
+        let state = self.state.load(Ordering::Relaxed);
+        if state != IBV_QPS_SQD {
+            return roce.post(state, wr);
+        }
+        // The send queue may be resuming at this moment.
+        let _resting = lock(&self.resting);
+        roce.post(self.state.load(Ordering::Relaxed), wr)
     }
 
     #[cold]
@@ -371,7 +389,7 @@ pub(super) fn destroy(qp: Turn<QpObj>) {
     port::of(qp.ctx.which).remove(qp.num);
     let mut gone = qp.retire();
     end(gone.native.take());
-    gone.ud = None;
+    (gone.ud, gone.roce) = (None, None);
     gone.forget_posted();
 }
 

@@ -135,6 +135,7 @@ fn further(
                 pd: first.pd.clone(),
                 native: None,
                 ud: None,
+                roce: None,
                 state: AtomicU32::new(IBV_QPS_RESET),
                 kind: IBV_QPT_XRC_RECV,
                 cap: NO_CAP,

@@ -1,0 +1,199 @@
+//! Connected queue pairs of `weft_ib0` that speak RoCE v2 (`WEFT_IB_WIRE=roce`): the part that [`QpObj`](super::qp::QpObj) does not share with others.
+
+use std::sync::Mutex;
+
+use rustix::io::Errno;
+use weft_sys::interfaces;
+use weft_verbs::{
+    Access, QpInit, QpState, RecvWr, RoceInit, RocePath, RoceQp, RoceSend, SendWr, roce_mtu,
+    settings,
+};
+
+use super::gid::is_link_local;
+use super::object::lock;
+use super::types::*;
+use super::{os_errno, persona, refused};
+use crate::once::ForkOnce;
+
+/// True if new connected queue pairs of `weft_ib0` speak RoCE.
+pub(crate) fn is_asked() -> bool {
+    static ASKED: ForkOnce<bool> = ForkOnce::new();
+    *ASKED.get_or_init(|| settings::IB_WIRE.is("roce") == Ok(true))
+}
+
+/// The path MTU that all interfaces of this host take which reach others; of a host that has none, that of the loopback interface.
+pub(crate) fn active_mtu() -> u32 {
+    let addresses = interfaces::addresses().unwrap_or_default();
+    let least = |of_loopback: bool| {
+        let those = addresses.iter().filter(|address| {
+            let mapped = address.ip.is_ipv4() || !is_link_local(address.ip);
+            address.is_up() && mapped && address.is_loopback() == of_loopback
+        });
+        those
+            .filter_map(|address| roce_mtu(address.mtu()?, address.ip.is_ipv6()))
+            .min()
+    };
+    let mtu = least(false).or_else(|| least(true)).unwrap_or(256);
+    // 256 is 1, and each further one is twice as long.
+    mtu.ilog2() - 7
+}
+
+/// The native queue pair and its parameters.
+pub(crate) struct Roce {
+    /// `None` when it could not be replaced.
+    native: Option<RoceQp>,
+    pd: weft_verbs::Pd,
+    init: RoceInit,
+    /// Sends posted while the send queue was drained (SQD).
+    resting: Mutex<Vec<SendWr>>,
+}
+
+impl Roce {
+    /// A queue pair in RESET with the number in `init`.
+    ///
+    /// # Errors
+    /// As creating a queue pair.
+    pub(crate) fn new(
+        pd: &weft_verbs::Pd,
+        init: &QpInit,
+        unreliable: bool,
+    ) -> Result<Roce, weft_verbs::Error> {
+        let init = RoceInit {
+            srq: init.srq.clone(),
+            unreliable,
+            max_send_wr: init.max_send_wr,
+            max_recv_wr: init.max_recv_wr,
+            max_sge: init.max_sge,
+            max_inline: init.max_inline,
+            sq_sig_all: init.sq_sig_all,
+            num: init.num,
+            comp_counters: init.comp_counters.clone(),
+            ..RoceInit::new(&init.send_cq, &init.recv_cq)
+        };
+        Ok(Roce {
+            native: Some(pd.create_roce_qp(&init)?),
+            pd: pd.clone(),
+            init,
+            resting: Mutex::default(),
+        })
+    }
+
+    fn native(&self) -> Result<&RoceQp, Errno> {
+        self.native.as_ref().ok_or(Errno::INVAL)
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        let native = self.native.as_ref();
+        native.is_some_and(|native| native.state() == QpState::Error)
+    }
+
+    pub(crate) fn set_access(&self, access: Access) -> Result<(), Errno> {
+        self.native()?.set_access(access);
+        Ok(())
+    }
+
+    /// RTR: takes requests of the peer that `attr` names.
+    ///
+    /// # Errors
+    /// `EINVAL` for a GID index that does not exist, and for an impossible GID or number of the peer; as `bind(2)` for port 4791 of the own address.
+    pub(crate) fn rtr(&self, attr: &ibv_qp_attr) -> Result<(), Errno> {
+        let (own, peer, scope) = persona::way(&attr.ah_attr.grh)?;
+        let native = self.native()?;
+        let port = self.pd.device().bind_roce(own.ip, own.ifindex);
+        let port = port.map_err(|error| {
+            tracing::warn!(
+                %error,
+                address = %own.ip,
+                "no RoCE on UDP port 4791 of this address: if it is in use, another process of weft or the kernel's rxe has it, and another GID helps"
+            );
+            os_errno(&error)
+        })?;
+        let path = RocePath {
+            peer,
+            scope,
+            dest_qp: attr.dest_qp_num,
+            rq_psn: attr.rq_psn,
+            mtu: 128 << attr.path_mtu,
+            ird: attr.max_dest_rd_atomic,
+            rnr_timer: attr.min_rnr_timer,
+            traffic_class: attr.ah_attr.grh.traffic_class,
+        };
+        native.receive_from(&port, &path).map_err(super::errno)
+    }
+
+    /// RTS: sends from now on.
+    ///
+    /// # Errors
+    /// `EINVAL` if it has failed.
+    pub(crate) fn rts(&self, attr: &ibv_qp_attr) -> Result<(), Errno> {
+        let send = RoceSend {
+            sq_psn: attr.sq_psn,
+            ord: attr.max_rd_atomic,
+            timeout: attr.timeout,
+            retry_count: attr.retry_cnt,
+            rnr_retry: attr.rnr_retry,
+        };
+        self.native()?.send_with(&send).map_err(super::errno)
+    }
+
+    /// Ends the native queue pair: it makes no more completions until it is renewed.
+    pub(crate) fn end(&mut self) {
+        self.native = None;
+        lock(&self.resting).clear();
+    }
+
+    /// Replaces the native queue pair by one of the same number.
+    ///
+    /// # Errors
+    /// As creating a queue pair; the call may be repeated.
+    pub(crate) fn renew(&mut self) -> Result<(), Errno> {
+        let native = self.pd.create_roce_qp(&self.init).map_err(super::errno)?;
+        self.native = Some(native);
+        Ok(())
+    }
+
+    /// To the error state: flushes all posted requests. Otherwise as [`Roce::resume`].
+    pub(crate) fn fail(&self) -> u32 {
+        if let Some(native) = &self.native {
+            native.to_error();
+        }
+        self.resume()
+    }
+
+    pub(crate) fn outstanding(&self) -> u32 {
+        let below = self.native.as_ref().map_or(0, RoceQp::outstanding);
+        below + lock(&self.resting).len() as u32
+    }
+
+    /// Posts one send of a queue pair in this state.
+    pub(crate) fn post(&self, state: ibv_qp_state, wr: &SendWr) -> Result<(), Errno> {
+        let native = self.native()?;
+        match state {
+            IBV_QPS_RTS | IBV_QPS_SQE | IBV_QPS_ERR => {
+                native.post_send(wr.clone()).map_err(refused)
+            }
+            IBV_QPS_SQD => {
+                // Later no caller gets the error.
+                native.check_send(wr).map_err(refused)?;
+                lock(&self.resting).push(wr.clone());
+                Ok(())
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    pub(crate) fn post_recv(&self, wr: &RecvWr) -> Result<(), Errno> {
+        let wrs = std::slice::from_ref(wr);
+        self.native()?.post_recv(wrs).map_err(refused)
+    }
+
+    /// The send queue resumes. Returns the number of requests that were refused all the same: their places are free.
+    pub(crate) fn resume(&self) -> u32 {
+        let taken = |wr: SendWr| {
+            let native = self.native.as_ref();
+            native.is_some_and(|native| native.post_send(wr).is_ok())
+        };
+        let mut resting = lock(&self.resting);
+        resting.drain(..).filter(|wr| !taken(wr.clone())).count() as u32
+    }
+}
