@@ -60,7 +60,11 @@ pub use establish::{Bound, ConnParam, ConnectError, Dialed, Incoming, Listening}
 pub use mr::{Mr, Mw};
 pub use pending_dereg::PendingDereg;
 pub use qp::{EndReason, Ender, Qp, QpInit};
-pub use roce::{RoceCounters, RoceInit, RocePath, RocePort, RoceQp, RoceSend, roce_mtu};
+pub use roce::{
+    ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceConn, RoceConnect, RoceCounters,
+    RoceEvent, RoceInit, RoceListening, RocePath, RocePort, RoceQp, RoceRequest, RoceSend,
+    roce_mtu,
+};
 pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;
 pub use srq::Srq;

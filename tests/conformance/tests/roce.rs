@@ -1,12 +1,15 @@
 //! Queue pairs of RoCE: every operation between two devices on addresses of their own, and peers that break the rules.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use weft_verbs::{
-    Access, AsyncEvent, Cq, Device, Mr, Mw, Pd, PostReason, QpState, RecvWr, RemoteAddr, RoceInit,
-    RocePath, RocePort, RoceQp, RoceSend, SendOp, SendWr, Wc, WcOpcode, WcStatus,
+    Access, AsyncEvent, Cq, Device, Mr, Mw, Pd, PostReason, QpState, ROCE_REPLY_DATA,
+    ROCE_REQUEST_DATA, RecvWr, RemoteAddr, RoceConnect, RoceEvent, RoceInit, RoceListening,
+    RocePath, RocePort, RoceQp, RoceRequest, RoceSend, SendOp, SendWr, Wc, WcOpcode, WcStatus,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -22,7 +25,7 @@ struct End {
     pd: Pd,
     cq: Cq,
     port: RocePort,
-    qp: RoceQp,
+    qp: Arc<RoceQp>,
     mr: Mr,
 }
 
@@ -63,7 +66,7 @@ impl End {
         init(device, &pd, &mut parameters);
         End {
             port: device.bind_roce(ip, 0).unwrap(),
-            qp: pd.create_roce_qp(&parameters).unwrap(),
+            qp: Arc::new(pd.create_roce_qp(&parameters).unwrap()),
             mr: pd.alloc_mr(1 << 20, Access::all()).unwrap(),
             device: device.clone(),
             pd,
@@ -606,6 +609,127 @@ fn packets_from_other_addresses_are_not_the_peers() {
     let write = SendWr::write(1, b.remote(0)).sge(a.mr.sge(0, 64));
     a.qp.post_send(write.signaled()).unwrap();
     a.wait().ok().unwrap();
+}
+
+/// The events of a connection.
+fn events() -> (
+    impl Fn(RoceEvent) + Send + Sync + 'static,
+    Receiver<RoceEvent>,
+) {
+    let (tell, told) = channel();
+    (move |event| drop(tell.send(event)), told)
+}
+
+fn listening(end: &End, number: u16) -> (RoceListening, Receiver<RoceRequest>) {
+    let (tell, told) = channel();
+    let listening = end
+        .port
+        .listen(number, move |request| drop(tell.send(request)));
+    (listening.unwrap(), told)
+}
+
+#[test]
+fn the_connection_manager_makes_and_ends_connections() {
+    let end = || End::new(address(), |_, _, _| {});
+    let (a, b) = (end(), end());
+    let (_listening, requests) = listening(&b, 7174);
+    let to = SocketAddr::new(b.port.local_addr().ip(), 7174);
+    let param = RoceConnect {
+        private_data: b"question".to_vec(),
+        ird: 3,
+        ord: 9,
+        ..RoceConnect::default()
+    };
+    let (tell, told) = events();
+    let ours = a.port.dial(&a.qp, (to, 0), 4711, &param, tell).unwrap();
+    let request = requests.recv_timeout(PATIENCE).unwrap();
+    let from = SocketAddr::new(a.port.local_addr().ip(), 4711);
+    assert_eq!(request.addrs, (from, to));
+    assert_eq!(&request.private_data[..8], b"question");
+    assert_eq!(request.private_data.len(), ROCE_REQUEST_DATA);
+    assert_eq!((request.depths, request.retries), ((3, 9), (7, 7)));
+    b.qp.post_recv(&[RecvWr::new(5).sge(b.mr.sge(0, 64))])
+        .unwrap();
+    let (tell, theirs_told) = events();
+    let answer = RoceConnect {
+        private_data: b"answer".to_vec(),
+        ird: 4,
+        ord: 4,
+        rnr_retry: 2,
+        ..RoceConnect::default()
+    };
+    let theirs = request.accept(&b.qp, &answer, tell).unwrap();
+    match told.recv_timeout(PATIENCE).unwrap() {
+        RoceEvent::Established {
+            private_data,
+            depths,
+            rnr_retry,
+        } => {
+            assert_eq!(
+                (&private_data[..6], private_data.len()),
+                (&b"answer"[..], ROCE_REPLY_DATA)
+            );
+            assert_eq!((depths, rnr_retry), ((3, 4), 2));
+        }
+        other => panic!("{other:?}"),
+    }
+    let ready = theirs_told.recv_timeout(PATIENCE).unwrap();
+    assert!(
+        matches!(ready, RoceEvent::Established { depths: (4, 3), .. }),
+        "{ready:?}"
+    );
+    a.qp.post_send(SendWr::send(1).inline(b"hello").signaled())
+        .unwrap();
+    assert_eq!(b.wait().ok().unwrap().wr_id, 5);
+    a.wait().ok().unwrap();
+    b.qp.post_recv(&[RecvWr::new(6)]).unwrap();
+    ours.disconnect();
+    for told in [&told, &theirs_told] {
+        assert_eq!(
+            told.recv_timeout(PATIENCE).unwrap(),
+            RoceEvent::Disconnected
+        );
+    }
+    assert_eq!(
+        (a.qp.state(), b.qp.state()),
+        (QpState::Error, QpState::Error)
+    );
+    assert_eq!(b.wait().status, WcStatus::WrFlushErr);
+    theirs.disconnect();
+    assert!(
+        told.recv_timeout(Duration::from_millis(50)).is_err(),
+        "nothing comes twice"
+    );
+}
+
+#[test]
+fn requests_are_refused_by_programs_and_where_nobody_listens() {
+    let end = || End::new(address(), |_, _, _| {});
+    let (a, b) = (end(), end());
+    let (listener, requests) = listening(&b, 7174);
+    let dial = |number| {
+        let (tell, told) = events();
+        let to = SocketAddr::new(b.port.local_addr().ip(), number);
+        let param = RoceConnect::default();
+        a.port.dial(&a.qp, (to, 0), 1, &param, tell).unwrap();
+        told
+    };
+    let rejected = |told: Receiver<RoceEvent>| match told.recv_timeout(PATIENCE).unwrap() {
+        RoceEvent::Rejected {
+            reason,
+            private_data,
+        } => (reason, private_data),
+        other => panic!("{other:?}"),
+    };
+    let told = dial(7174);
+    requests.recv_timeout(PATIENCE).unwrap().reject(b"not you");
+    let (reason, data) = rejected(told);
+    assert_eq!((reason, &data[..7]), (28, &b"not you"[..]));
+    assert_eq!(rejected(dial(7175)).0, 8);
+    drop(listener);
+    assert_eq!(rejected(dial(7174)).0, 8);
+    // The queue pair of a request that was refused is over.
+    assert_eq!(a.qp.state(), QpState::Error);
 }
 
 #[test]

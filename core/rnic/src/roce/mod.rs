@@ -7,6 +7,7 @@
 //! One lock for each queue pair, `core`, is held while its packets are made, sent and placed. Locks are taken in the order receiver of the port, `core`,
 //! lists of the port.
 
+mod cm;
 mod port;
 mod rx;
 mod tx;
@@ -34,6 +35,10 @@ use crate::timer;
 use crate::types::{
     AsyncEvent, Error, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode,
     WcStatus,
+};
+pub use cm::{
+    ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceConn, RoceConnect, RoceEvent,
+    RoceListening, RoceRequest,
 };
 use port::PortInner;
 pub use port::RocePort;
@@ -317,6 +322,11 @@ impl RoceQp {
     /// The queue pair's number, as peers and completions name it.
     pub fn num(&self) -> u32 {
         self.inner.num
+    }
+
+    /// An unreliable connection (UC).
+    pub fn is_unreliable(&self) -> bool {
+        self.inner.service == Service::Uc
     }
 
     /// `Init` until [`RoceQp::send_with`], `Rts`, or `Error`.

@@ -9,7 +9,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -18,9 +18,11 @@ use weft_proto::dgram::Now;
 use weft_sys::tcp::BindOptions;
 use weft_sys::udp::{RecvBatch, UdpSocket};
 use weft_sys::{Event, Interest};
+use weft_wire::roce::cm;
 use weft_wire::roce::{Header, ICRC_LEN, Icrc, PORT, Route};
 
 use super::RoceInner;
+use super::cm::ManagerLock;
 use crate::cq::Port;
 use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
@@ -61,10 +63,14 @@ pub(crate) struct PortInner {
     waiting: Mutex<VecDeque<Weak<RoceInner>>>,
     alarms: Mutex<Vec<(Instant, Weak<RoceInner>)>>,
     started: Instant,
-    malformed: AtomicU64,
+    pub(super) malformed: AtomicU64,
     unknown: AtomicU64,
     /// A packet was too long for the way, and that was said.
     told: AtomicBool,
+    pub(super) manager: ManagerLock,
+    /// When the engine looks at the connections of the manager.
+    manager_alarm: Mutex<Option<Instant>>,
+    owner: OnceLock<Weak<Owner>>,
 }
 
 /// Takes the port out of the engine with the last handle.
@@ -118,6 +124,7 @@ impl Device {
             return Ok(RocePort(owner));
         }
         let port = RocePort(Arc::new(Owner(PortInner::open(device, ip, scope)?)));
+        let _ = port.0.0.owner.set(Arc::downgrade(&port.0));
         ports.retain(|_, owner| owner.strong_count() > 0);
         let owner = Arc::clone(&port.0) as Arc<dyn Any + Send + Sync>;
         ports.insert(ip, Arc::downgrade(&owner));
@@ -158,6 +165,9 @@ impl PortInner {
             malformed: AtomicU64::new(0),
             unknown: AtomicU64::new(0),
             told: AtomicBool::new(false),
+            manager: Mutex::default(),
+            manager_alarm: Mutex::default(),
+            owner: OnceLock::new(),
         });
         let source = Arc::clone(&inner) as Arc<dyn Source>;
         inner
@@ -210,6 +220,20 @@ impl PortInner {
         // A poller tries by itself, and gives the port back when it ceases to poll.
         if self.lease.is_armed() {
             self.rearm();
+        }
+    }
+
+    /// The port as programs have it; `None` where it is being closed.
+    pub(super) fn owner(&self) -> Option<RocePort> {
+        self.owner.get().and_then(Weak::upgrade).map(RocePort)
+    }
+
+    /// The engine looks at the connections of the manager at that time.
+    pub(super) fn watch_manager(&self, at: Instant) {
+        let mut alarm = lock(&self.manager_alarm);
+        if alarm.is_none_or(|alarm| at < alarm) {
+            *alarm = Some(at);
+            self.registration.set_timer(at);
         }
     }
 
@@ -340,6 +364,12 @@ impl PortInner {
         let Ok((header, payload)) = Header::parse(packet) else {
             return malformed();
         };
+        if let (cm::QP, Some(deth)) = (header.dest_qp, header.deth) {
+            if deth.qkey == cm::QKEY {
+                self.hear(route.src, payload);
+            }
+            return;
+        }
         let Some(member) = self.member(header.dest_qp, last) else {
             self.unknown.fetch_add(1, Ordering::Relaxed);
             return;
@@ -364,6 +394,9 @@ impl PortInner {
 
     fn ring_alarms(&self) {
         let now = Instant::now();
+        if lock(&self.manager_alarm).take_if(|at| *at <= now).is_some() {
+            self.manager_expired();
+        }
         let mut due = Vec::new();
         lock(&self.alarms).retain(|(at, member)| {
             if *at <= now {
