@@ -116,9 +116,13 @@ pub unsafe fn ibv_close_device(context: *mut ibv_context) -> c_int {
         for qp in qp::QpObj::pool().all() {
             if Arc::ptr_eq(&qp.ctx, &ctx)
                 && !(qp.kind == IBV_QPT_XRC_RECV && shared::has_others(qp.num()))
-                && let Ok(native) = qp.native()
             {
-                native.disconnect();
+                if let Some(roce) = &qp.roce {
+                    roce.fail();
+                }
+                if let Ok(native) = qp.native() {
+                    native.disconnect();
+                }
             }
         }
         Ok(())

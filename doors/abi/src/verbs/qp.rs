@@ -159,6 +159,12 @@ impl QpObj {
         (attr.retry_cnt, attr.rnr_retry, attr.timeout) = (retry_cnt, rnr_retry, timeout);
     }
 
+    /// Those of a connection of RoCE.
+    pub(crate) fn show_depths(&self, (inbound, outbound): (u8, u8)) {
+        let mut attr = lock(&self.attr);
+        (attr.max_dest_rd_atomic, attr.max_rd_atomic) = (inbound, outbound);
+    }
+
     #[inline]
     pub(crate) fn is_datagram(&self) -> bool {
         self.kind == IBV_QPT_UD
@@ -389,7 +395,10 @@ pub(super) fn destroy(qp: Turn<QpObj>) {
     port::of(qp.ctx.which).remove(qp.num);
     let mut gone = qp.retire();
     end(gone.native.take());
-    (gone.ud, gone.roce) = (None, None);
+    gone.ud = None;
+    if let Some(roce) = &mut gone.roce {
+        roce.end();
+    }
     gone.forget_posted();
 }
 

@@ -1,6 +1,6 @@
 //! Connected queue pairs of `weft_ib0` that speak RoCE v2 (`WEFT_IB_WIRE=roce`): the part that [`QpObj`](super::qp::QpObj) does not share with others.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use weft_sys::interfaces;
@@ -41,7 +41,7 @@ pub(crate) fn active_mtu() -> u32 {
 /// The native queue pair and its parameters.
 pub(crate) struct Roce {
     /// `None` when it could not be replaced.
-    native: Option<RoceQp>,
+    native: Option<Arc<RoceQp>>,
     pd: weft_verbs::Pd,
     init: RoceInit,
     /// Sends posted while the send queue was drained (SQD).
@@ -71,15 +71,19 @@ impl Roce {
             ..RoceInit::new(&init.send_cq, &init.recv_cq)
         };
         Ok(Roce {
-            native: Some(pd.create_roce_qp(&init)?),
+            native: Some(Arc::new(pd.create_roce_qp(&init)?)),
             pd: pd.clone(),
             init,
             resting: Mutex::default(),
         })
     }
 
-    fn native(&self) -> Result<&RoceQp, Errno> {
-        self.native.as_ref().ok_or(Errno::INVAL)
+    /// The native queue pair.
+    ///
+    /// # Errors
+    /// `EINVAL` where it could not be [`renewed`](Roce::renew).
+    pub(crate) fn native(&self) -> Result<Arc<RoceQp>, Errno> {
+        self.native.clone().ok_or(Errno::INVAL)
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -138,7 +142,12 @@ impl Roce {
 
     /// Ends the native queue pair: it makes no more completions until it is renewed.
     pub(crate) fn end(&mut self) {
-        self.native = None;
+        let mut native = self.native.take();
+        // The connection manager may be using it, for a moment: its number is free when nobody does.
+        while let Some(held) = native {
+            native = Arc::try_unwrap(held).err();
+            std::thread::yield_now();
+        }
         lock(&self.resting).clear();
     }
 
@@ -148,7 +157,7 @@ impl Roce {
     /// As creating a queue pair; the call may be repeated.
     pub(crate) fn renew(&mut self) -> Result<(), Errno> {
         let native = self.pd.create_roce_qp(&self.init).map_err(super::errno)?;
-        self.native = Some(native);
+        self.native = Some(Arc::new(native));
         Ok(())
     }
 
@@ -161,13 +170,13 @@ impl Roce {
     }
 
     pub(crate) fn outstanding(&self) -> u32 {
-        let below = self.native.as_ref().map_or(0, RoceQp::outstanding);
+        let below = self.native.as_ref().map_or(0, |qp| qp.outstanding());
         below + lock(&self.resting).len() as u32
     }
 
     /// Posts one send of a queue pair in this state.
     pub(crate) fn post(&self, state: ibv_qp_state, wr: &SendWr) -> Result<(), Errno> {
-        let native = self.native()?;
+        let native = self.native.as_ref().ok_or(Errno::INVAL)?;
         match state {
             IBV_QPS_RTS | IBV_QPS_SQE | IBV_QPS_ERR => {
                 native.post_send(wr.clone()).map_err(refused)

@@ -21,6 +21,7 @@ use super::private_data::{self, IB_REJECT, IB_REPLY, IB_REQUEST, UD_REPLY, deliv
 use super::qp::{self, ACK_TIMEOUT};
 use super::request::{Request, Unseen};
 use super::resolve;
+use super::roce::RoceLink;
 use super::terms::{Retries, Terms};
 use super::types::{
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
@@ -30,7 +31,7 @@ use super::types::{
 };
 use crate::call::run;
 use crate::verbs::types::{IBV_EVENT_COMM_EST, IBV_QPS_RTS, ibv_event_type};
-use crate::verbs::{os_errno, settings};
+use crate::verbs::{os_errno, roce, settings};
 
 /// The longest backlog of a listener, and the one that a program gets with 0.
 const BACKLOG: u32 = 1024;
@@ -138,7 +139,7 @@ fn failure(error: ConnectError, persona: bool) -> News {
 }
 
 /// Reports the connection's end, also when the queue pair ends without one.
-struct Ending(Arc<Core>);
+pub(super) struct Ending(pub(super) Arc<Core>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
@@ -235,10 +236,13 @@ impl Core {
     }
 
     /// The connection is established. False: the identifier does not exist any more.
-    fn joined(&self, link: Link) -> bool {
-        if let Link::Program(name) = &link
-            && let Ok(qp) = name.get()
-        {
+    pub(super) fn joined(&self, link: Link) -> bool {
+        let qp = match &link {
+            Link::Program(name) => name.get().ok(),
+            Link::Roce(link) => link.name.get().ok(),
+            Link::Carrier(_) => None,
+        };
+        if let Some(qp) = qp {
             let (retries, timeout) = {
                 let setup = self.setup();
                 (setup.retries, setup.ack_timeout)
@@ -257,7 +261,7 @@ impl Core {
     }
 
     /// The connection has failed. False: the identifier does not exist any more.
-    fn failed(&self) -> bool {
+    pub(super) fn failed(&self) -> bool {
         let mut setup = self.setup();
         let waits = matches!(setup.stage, Stage::Joining);
         if waits {
@@ -288,7 +292,7 @@ impl Core {
     /// The peer's answer.
     fn dialed(self: &Arc<Self>, link: &Link, ender: &Ender, persona: bool, outcome: Dialed) {
         let answer = outcome.and_then(|private_data| match link {
-            Link::Program(_) => Ok((None, private_data)),
+            Link::Program(_) | Link::Roce(_) => Ok((None, private_data)),
             Link::Carrier(_) => Remote::split(&private_data)
                 .map(|(remote, data)| (Some(remote), data.to_vec()))
                 .ok_or_else(|| ConnectError::Protocol("it names no queue pair".into())),
@@ -327,6 +331,9 @@ impl Core {
     }
 
     fn connect(self: &Arc<Self>, nic: &Nic, link: Link, mut param: ConnParam) -> Result<(), Errno> {
+        if let Link::Roce(link) = &link {
+            return self.connect_roce(nic, link, &param);
+        }
         let native = link.native()?;
         let (port, src, dst) = {
             let mut setup = self.setup();
@@ -393,6 +400,10 @@ impl Core {
         };
         let core = Arc::downgrade(self);
         let listening = match port {
+            Port::Stream(port) if nic.persona && roce::is_asked() => {
+                let made = self.listen_roce(&nic, port)?;
+                Ok(Listener::Roce(made))
+            }
             Port::Stream(port) => {
                 let most = nic.max_rd_atomic();
                 let param = ConnParam {
@@ -462,7 +473,11 @@ impl Core {
             if let Some(timeout) = self.setup().ack_timeout {
                 name.get()?.set_timeout(timeout);
             }
-            return Ok(Link::Program(name));
+            return Ok(if name.get()?.roce.is_some() {
+                Link::Roce(RoceLink::new(name))
+            } else {
+                Link::Program(name)
+            });
         }
         if !named {
             return Err(Errno::INVAL);
@@ -509,7 +524,7 @@ pub unsafe fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param
         let mut wish = unsafe { Wish::read(conn_param, &preface, &nic, IB_REQUEST) }?;
         let link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
         link.wait_for_receives(&nic, wish.retries.rnr)?;
-        if nic.persona {
+        if nic.persona && !matches!(link, Link::Roce(_)) {
             wish.tell_terms(IB_REQUEST);
         }
         core.setup().retries = wish.retries;
@@ -540,6 +555,10 @@ pub unsafe fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param)
         let mut link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
         let remote = core.setup().remote;
         match (&link, remote) {
+            (Link::Roce(link), _) => {
+                core.accept_roce(link, &wish.param, wish.retries)?;
+                return core.complete();
+            }
             (Link::Program(_), None) | (Link::Carrier(_), Some(_)) => {}
             // The peer moves its queue pair itself, so ours must be joined by number too.
             (Link::Program(_), Some(_)) => {
@@ -667,7 +686,7 @@ pub unsafe fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
         }
         let carrier = match &core.setup().stage {
             Stage::Joined(Link::Carrier(carrier)) => Some(Arc::clone(carrier)),
-            Stage::Joined(Link::Program(_)) => None,
+            Stage::Joined(Link::Program(_) | Link::Roce(_)) => None,
             _ => return Err(Errno::INVAL),
         };
         if let Some(carrier) = carrier {

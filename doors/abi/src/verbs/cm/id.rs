@@ -27,6 +27,7 @@ use super::link::Link;
 use super::news::{Membership, News};
 use super::port::Port;
 use super::request::Request;
+use super::roce::RoceListener;
 use super::terms::Retries;
 use super::types::{rdma_cm_id, rdma_event_channel, rdma_port_space};
 use crate::verbs::events::{EventQueue, Subject};
@@ -79,6 +80,7 @@ pub(super) enum Stage {
 pub(super) enum Listener {
     Stream(weft_verbs::cm::Listening),
     Datagram(weft_verbs::cm::Serving),
+    Roce(RoceListener),
 }
 
 #[derive(Default)]

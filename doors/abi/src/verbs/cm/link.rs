@@ -8,6 +8,7 @@ use weft_verbs::ext::QpExt;
 
 use super::device::Nic;
 use super::exchange::Carrier;
+use super::roce::RoceLink;
 use crate::verbs::object::{Kind as _, Name, find};
 use crate::verbs::qp::QpObj;
 use crate::verbs::types::ibv_qp;
@@ -31,6 +32,8 @@ pub(super) fn by_number(num: u32) -> Result<Name<QpObj>, Errno> {
 pub(super) enum Link {
     /// The program's queue pair.
     Program(Name<QpObj>),
+    /// The program's queue pair, which speaks RoCE.
+    Roce(RoceLink),
     /// A separate connection, because the program moves its queue pair itself.
     Carrier(Arc<Carrier>),
 }
@@ -39,6 +42,7 @@ impl Link {
     pub(super) fn native(&self) -> Result<Arc<Qp>, Errno> {
         match self {
             Link::Program(name) => name.get()?.native(),
+            Link::Roce(_) => Err(Errno::INVAL),
             Link::Carrier(carrier) => Ok(carrier.qp()),
         }
     }
@@ -47,6 +51,8 @@ impl Link {
     pub(super) fn wait_for_receives(&self, nic: &Nic, retry: u8) -> Result<(), Errno> {
         let receiver = match self {
             Link::Program(name) => name.get()?,
+            // The manager's messages say it.
+            Link::Roce(_) => return Ok(()),
             Link::Carrier(carrier) => by_number(carrier.qp_num())?.get()?,
         };
         if nic.persona || retry > 0 {
@@ -57,14 +63,18 @@ impl Link {
 
     /// Closes in order: posted requests are still sent.
     pub(super) fn close(&self) {
-        if let Ok(qp) = self.native() {
+        if let Link::Roce(link) = self {
+            link.close();
+        } else if let Ok(qp) = self.native() {
             qp.disconnect();
         }
     }
 
     /// The connection has ended: ends the queue pair in any state.
     pub(super) fn bury(&self) {
-        if let Ok(qp) = self.native() {
+        if let Link::Roce(link) = self {
+            link.bury();
+        } else if let Ok(qp) = self.native() {
             qp.to_error();
         }
     }

@@ -24,6 +24,7 @@ mod private_data;
 mod qp;
 mod request;
 mod resolve;
+mod roce;
 mod terms;
 
 pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo};

@@ -1,10 +1,11 @@
 //! Requests that wait for an answer.
 
 use std::net::{SocketAddr, SocketAddrV6};
+use std::sync::Arc;
 
 use rustix::io::Errno;
-use weft_verbs::Qp;
 use weft_verbs::cm::{ConnParam, Incoming, LookupRequest};
+use weft_verbs::{Qp, RoceConn, RoceConnect, RoceEvent, RoceQp, RoceRequest};
 
 use super::device::Nic;
 use super::exchange::Remote;
@@ -16,6 +17,7 @@ use crate::verbs::os_errno;
 enum Asker {
     Stream(Incoming),
     Datagram(LookupRequest),
+    Roce(RoceRequest),
 }
 
 /// A request. Dropping it rejects it.
@@ -61,6 +63,22 @@ impl Request {
         }
     }
 
+    /// A request for a queue pair that speaks RoCE.
+    pub(super) fn roce(request: RoceRequest, nic: &Nic) -> Request {
+        let most = nic.max_rd_atomic();
+        let (takes, has) = (request.depths.0.into(), request.depths.1.into());
+        let (count, rnr) = request.retries;
+        Request {
+            remote: None,
+            depths: (most.min(has), most.min(takes)),
+            terms: Some(Terms {
+                depths: request.depths,
+                retries: Retries { count, rnr },
+            }),
+            asker: Asker::Roce(request),
+        }
+    }
+
     /// Reads and atomics that the peer will have outstanding, and that it accepts: our limits for accepting and for having outstanding.
     pub(super) fn depths(&self) -> (u16, u16) {
         self.depths
@@ -85,6 +103,7 @@ impl Request {
         let (ours, peers) = match &self.asker {
             Asker::Stream(incoming) => (incoming.local_addr(), incoming.peer_addr()),
             Asker::Datagram(request) => (request.local_addr(), request.peer_addr()),
+            Asker::Roce(request) => (request.addrs.1, request.addrs.0),
         };
         (canonical(ours), canonical(peers))
     }
@@ -94,14 +113,29 @@ impl Request {
             Asker::Stream(incoming) => incoming
                 .accept(qp, param)
                 .map_err(|error| Errno::from_raw_os_error(error.raw_os_error())),
-            Asker::Datagram(_) => Err(Errno::INVAL),
+            Asker::Datagram(_) | Asker::Roce(_) => Err(Errno::INVAL),
+        }
+    }
+
+    pub(super) fn accept_roce(
+        self,
+        qp: &Arc<RoceQp>,
+        param: &RoceConnect,
+        on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
+    ) -> Result<RoceConn, Errno> {
+        match self.asker {
+            Asker::Roce(request) => {
+                let accepted = request.accept(qp, param, on_event);
+                accepted.map_err(crate::verbs::errno)
+            }
+            Asker::Stream(_) | Asker::Datagram(_) => Err(Errno::INVAL),
         }
     }
 
     /// Names the queue pair for datagrams.
     pub(super) fn name(self, qp_num: u32, qkey: u32, private_data: &[u8]) -> Result<(), Errno> {
         match self.asker {
-            Asker::Stream(_) => Err(Errno::INVAL),
+            Asker::Stream(_) | Asker::Roce(_) => Err(Errno::INVAL),
             Asker::Datagram(request) => request
                 .accept(qp_num, qkey, private_data)
                 .map_err(|error| os_errno(&error)),
@@ -116,6 +150,10 @@ impl Request {
             Asker::Datagram(request) => request
                 .reject(private_data)
                 .map_err(|error| os_errno(&error)),
+            Asker::Roce(request) => {
+                request.reject(private_data);
+                Ok(())
+            }
         }
     }
 }

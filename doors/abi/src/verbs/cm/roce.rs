@@ -1,0 +1,281 @@
+//! Connections of queue pairs that speak RoCE: the messages of InfiniBand's connection manager, by `core/rnic`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, OnceLock};
+
+use rustix::io::Errno;
+use weft_verbs::cm::{Bound, ConnParam};
+use weft_verbs::{RoceConn, RoceConnect, RoceEvent, RoceListening, RoceQp};
+
+use super::connect::Ending;
+use super::device::Nic;
+use super::id::{Core, Stage};
+use super::link::Link;
+use super::news::News;
+use super::port::Port;
+use super::private_data::{IB_REJECT, delivered};
+use super::request::{Request, Unseen};
+use super::terms::Retries;
+use super::types::{
+    RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED,
+    RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE,
+};
+use crate::verbs::gid::gids;
+use crate::verbs::object::Name;
+use crate::verbs::os_errno;
+use crate::verbs::qp::QpObj;
+
+/// A queue pair that speaks RoCE, and its connection once there is one.
+#[derive(Clone)]
+pub(super) struct RoceLink {
+    pub(super) name: Name<QpObj>,
+    conn: Arc<OnceLock<RoceConn>>,
+}
+
+/// Listens until it is dropped: on each address, while the port number stays taken.
+pub(super) struct RoceListener {
+    _bound: Bound,
+    _listening: Vec<RoceListening>,
+}
+
+impl RoceLink {
+    pub(super) fn new(name: Name<QpObj>) -> RoceLink {
+        RoceLink {
+            name,
+            conn: Arc::default(),
+        }
+    }
+
+    fn qp(&self) -> Result<Arc<RoceQp>, Errno> {
+        let qp = self.name.get()?;
+        qp.roce.as_ref().ok_or(Errno::INVAL)?.native()
+    }
+
+    /// Ends the connection: the peer is told.
+    pub(super) fn close(&self) {
+        match self.conn.get() {
+            Some(conn) => conn.disconnect(),
+            None => self.bury(),
+        }
+    }
+
+    /// The connection has ended: ends the queue pair in any state.
+    pub(super) fn bury(&self) {
+        if let Ok(qp) = self.qp() {
+            qp.to_error();
+        }
+    }
+}
+
+fn narrow(depth: u16) -> u8 {
+    u8::try_from(depth).unwrap_or(u8::MAX)
+}
+
+fn wish(param: &ConnParam, retries: Retries) -> RoceConnect {
+    RoceConnect {
+        private_data: param.private_data.clone(),
+        ird: narrow(param.ird),
+        ord: narrow(param.ord),
+        retry_count: retries.count,
+        rnr_retry: retries.rnr,
+    }
+}
+
+fn scope(addr: SocketAddr) -> u32 {
+    match addr {
+        SocketAddr::V4(_) => 0,
+        SocketAddr::V6(addr) => addr.scope_id(),
+    }
+}
+
+impl Core {
+    pub(super) fn connect_roce(
+        self: &Arc<Self>,
+        nic: &Nic,
+        link: &RoceLink,
+        param: &ConnParam,
+    ) -> Result<(), Errno> {
+        let qp = link.qp()?;
+        let (src, dst, retries) = {
+            let mut setup = self.setup();
+            let (Stage::Routed, Some(Port::Stream(_)), Some(src), Some(dst)) =
+                (&setup.stage, &setup.port, setup.src, setup.dst)
+            else {
+                return Err(Errno::INVAL);
+            };
+            // The port number stays taken as long as the identifier.
+            setup.stage = Stage::Joining;
+            setup.depths = (param.ird, param.ord);
+            (src, dst, setup.retries)
+        };
+        let port = nic.native.bind_roce(src.ip(), scope(src));
+        let port = port.map_err(|error| os_errno(&error));
+        let (core, told) = (Arc::clone(self), link.clone());
+        let on_event = move |event| core.on_roce(&told, event);
+        let dialled = port.and_then(|port| {
+            let (to, param) = ((dst, scope(dst)), wish(param, retries));
+            let dialled = port.dial(&qp, to, src.port(), &param, on_event);
+            dialled.map_err(crate::verbs::errno)
+        });
+        match dialled {
+            Ok(conn) => {
+                let _ = link.conn.set(conn);
+                Ok(())
+            }
+            Err(errno) => {
+                self.setup().stage = Stage::Routed;
+                Err(errno)
+            }
+        }
+    }
+
+    /// An event of a connection that this side has asked for.
+    fn on_roce(self: &Arc<Self>, link: &RoceLink, event: RoceEvent) {
+        let (news, private_data) = match event {
+            RoceEvent::Established {
+                private_data,
+                depths,
+                rnr_retry,
+            } => {
+                if !self.joined(Link::Roce(link.clone())) {
+                    link.close();
+                    return;
+                }
+                if let Ok(qp) = link.name.get() {
+                    qp.show_depths(depths);
+                }
+                return self.tell(News {
+                    private_data,
+                    depths: (depths.0.into(), depths.1.into()),
+                    retries: Retries {
+                        count: 0,
+                        rnr: rnr_retry,
+                    },
+                    ..News::new(RDMA_CM_EVENT_ESTABLISHED)
+                });
+            }
+            RoceEvent::Disconnected => return drop(Ending(Arc::clone(self))),
+            RoceEvent::Rejected {
+                reason,
+                private_data,
+            } => {
+                let status = News::status(RDMA_CM_EVENT_REJECTED, reason.into());
+                (status, delivered(private_data, true, IB_REJECT))
+            }
+            RoceEvent::TimedOut => {
+                let status = -Errno::TIMEDOUT.raw_os_error();
+                (News::status(RDMA_CM_EVENT_UNREACHABLE, status), Vec::new())
+            }
+            RoceEvent::Failed(why) => {
+                tracing::warn!(why, "a connection of RoCE");
+                let status = -Errno::INVAL.raw_os_error();
+                (
+                    News::status(RDMA_CM_EVENT_CONNECT_ERROR, status),
+                    Vec::new(),
+                )
+            }
+        };
+        link.bury();
+        if self.failed() {
+            self.tell(News {
+                private_data,
+                ..news
+            });
+        }
+    }
+
+    /// Listens at this address, or at all of this host.
+    pub(super) fn listen_roce(
+        self: &Arc<Self>,
+        nic: &Nic,
+        bound: Bound,
+    ) -> Result<RoceListener, Errno> {
+        let addr = bound.local_addr();
+        let all = addr.ip().is_unspecified();
+        let addresses: Vec<(IpAddr, u32)> = if all {
+            let there = gids()?.into_iter().filter(|gid| !gid.is_empty());
+            let ours = there.filter(|gid| gid.ip.is_ipv4() || addr.is_ipv6());
+            ours.map(|gid| (gid.ip, gid.ifindex)).collect()
+        } else {
+            vec![(addr.ip(), scope(addr))]
+        };
+        let mut listening = Vec::new();
+        let mut refused = Errno::ADDRNOTAVAIL;
+        for (ip, scope) in addresses {
+            let port = nic.native.bind_roce(ip, scope);
+            let made = port.map_err(|error| os_errno(&error)).and_then(|port| {
+                let (core, nic) = (Arc::downgrade(self), nic.clone());
+                let on_request = move |request| {
+                    if let Some(core) = core.upgrade() {
+                        core.incoming_roce(&nic, request);
+                    }
+                };
+                let listening = port.listen(addr.port(), on_request);
+                listening.map_err(|_| Errno::ADDRINUSE)
+            });
+            match made {
+                Ok(one) => listening.push(one),
+                Err(errno) => {
+                    tracing::warn!(address = %ip, %errno, "RoCE does not listen on this address");
+                    refused = errno;
+                }
+            }
+        }
+        if listening.is_empty() {
+            return Err(refused);
+        }
+        Ok(RoceListener {
+            _bound: bound,
+            _listening: listening,
+        })
+    }
+
+    fn incoming_roce(self: &Arc<Self>, nic: &Nic, request: weft_verbs::RoceRequest) {
+        let private_data = request.private_data.clone();
+        let request = Request::roce(request, nic);
+        self.tell(News {
+            private_data,
+            depths: request.depths(),
+            retries: request.retries(),
+            request: Some(Unseen::new(request)),
+            ..News::new(RDMA_CM_EVENT_CONNECT_REQUEST)
+        });
+    }
+
+    pub(super) fn accept_roce(
+        self: &Arc<Self>,
+        link: &RoceLink,
+        param: &ConnParam,
+        retries: Retries,
+    ) -> Result<(), Errno> {
+        let qp = link.qp()?;
+        let request = self.request()?;
+        let (core, told) = (Arc::clone(self), link.clone());
+        let on_event = move |event| {
+            if let RoceEvent::Established { depths, .. } = event {
+                if let Ok(qp) = told.name.get() {
+                    qp.show_depths(depths);
+                }
+                core.tell(News::new(RDMA_CM_EVENT_ESTABLISHED));
+            } else {
+                // The peer has gone, whether it has said so or not.
+                told.bury();
+                drop(Ending(Arc::clone(&core)));
+            }
+        };
+        let accepted = request.accept_roce(&qp, &wish(param, retries), on_event);
+        let conn = accepted.inspect_err(|_| {
+            self.failed();
+        })?;
+        let _ = link.conn.set(conn);
+        if !self.joined(Link::Roce(link.clone())) {
+            link.close();
+            return Err(Errno::INVAL);
+        }
+        if qp.state() == weft_verbs::QpState::Error {
+            // It ended meanwhile, and nobody has heard it.
+            drop(Ending(Arc::clone(self)));
+        }
+        Ok(())
+    }
+}
