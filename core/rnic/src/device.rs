@@ -128,7 +128,7 @@ pub(crate) struct DeviceInner {
     pub(crate) cqs: Arc<AtomicU32>,
     pub(crate) srqs: Arc<AtomicU32>,
     /// The ports of RoCE that are open.
-    pub(crate) roce_ports: Mutex<HashMap<IpAddr, Weak<dyn Any + Send + Sync>>>,
+    pub(crate) roce_ports: Mutex<HashMap<(IpAddr, u32), Weak<dyn Any + Send + Sync>>>,
     seed: AtomicU64,
     events: Mutex<VecDeque<AsyncEvent>>,
     events_fd: EventFd,

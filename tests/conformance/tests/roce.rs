@@ -430,6 +430,91 @@ fn memory_of_our_own_that_is_not_ours_fails_its_request() {
 }
 
 #[test]
+fn an_unreliable_connection_does_not_complete_what_it_could_not_send() {
+    for first in [0, 2_000_000] {
+        let (a, b) = pair_with(&Options {
+            unreliable: true,
+            ..Options::default()
+        });
+        let big = a.pd.alloc_mr(2_000_000, Access::all()).unwrap();
+        let sink = b.pd.alloc_mr(2_000_000, Access::all()).unwrap();
+        let write = SendWr::write(1, sink.remote(0)).sge(big.sge(0, first));
+        a.qp.post_send(write.signaled()).unwrap();
+        let mut bad = a.mr.sge(0, 4);
+        bad.lkey ^= 0x100;
+        a.qp.post_send(SendWr::send(2).sge(a.mr.sge(0, 4)).sge(bad))
+            .unwrap();
+        a.qp.post_send(SendWr::send(3)).unwrap();
+        let expected = [
+            WcStatus::Success,
+            WcStatus::LocProtErr,
+            WcStatus::WrFlushErr,
+        ];
+        for (id, status) in (1..).zip(expected) {
+            let wc = a.wait();
+            assert_eq!((wc.wr_id, wc.status), (id, status), "{first}");
+        }
+    }
+}
+
+/// What the peer is owed before a refusal comes before it, also where it takes several calls to send.
+#[test]
+fn answers_precede_a_refusal() {
+    let (a, b) = pair();
+    for _ in 0..3 {
+        let read = SendWr::read(1, b.remote(0)).sge(a.mr.sge(0, 300_000));
+        a.qp.post_send(read.signaled()).unwrap();
+    }
+    let rkey = b.mr.rkey() ^ 0x100;
+    let write = SendWr::write(2, RemoteAddr { addr: 0, rkey }).sge(a.mr.sge(0, 4));
+    a.qp.post_send(write).unwrap();
+    for _ in 0..3 {
+        a.wait().ok().unwrap();
+    }
+    let wc = a.wait();
+    assert_eq!((wc.wr_id, wc.status), (2, WcStatus::RemAccessErr));
+}
+
+/// The receive of a message that did not end goes back to the shared queue.
+#[test]
+fn a_queue_pair_that_goes_returns_its_receive() {
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let srq = pd.create_srq(4, 1).unwrap();
+    let mr = pd.alloc_mr(100_000, Access::LOCAL_WRITE).unwrap();
+    srq.post_recv_one(RecvWr::new(5).sge(mr.whole())).unwrap();
+    let (ip, other) = (address(), address());
+    let options = Options {
+        unreliable: true,
+        ..Options::default()
+    };
+    let end = |ip, shared: bool| {
+        End::on(&device, ip, |_, _, init| {
+            init.unreliable = true;
+            init.srq = shared.then(|| srq.clone());
+        })
+    };
+    let (a, b) = (end(ip, false), end(other, true));
+    join(&a, &b, &options);
+    // Its second half is not ours, and is not sent.
+    let mut bad = a.mr.sge(0, 1024);
+    bad.lkey ^= 0x100;
+    a.qp.post_send(SendWr::send(1).sge(a.mr.sge(0, 1024)).sge(bad))
+        .unwrap();
+    assert_eq!(a.wait().status, WcStatus::LocProtErr);
+    let begun = Instant::now();
+    while b.qp.counters().received == 0 {
+        assert!(begun.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+    drop(b);
+    let (c, d) = (end(ip, false), end(other, true));
+    join(&c, &d, &options);
+    c.qp.post_send(SendWr::send(1).inline(b"again")).unwrap();
+    assert_eq!(d.wait().ok().unwrap().wr_id, 5);
+}
+
+#[test]
 fn windows_are_bound_and_invalidated() {
     let (a, b) = pair();
     let window: Mw = b.pd.alloc_mw().unwrap();

@@ -99,6 +99,69 @@ fn in_a_network_of_its_own() {
         guest.finish(&running, LIMIT);
     }
     programs(&mut guest);
+    managed_programs(&mut guest);
+}
+
+/// Programs of `rdma_cm`: here on our libraries, in the guest on `rxe`, each in both roles.
+fn managed_programs(guest: &mut Guest) {
+    if !have(&[("rping", "rdmacm-utils"), ("ib_write_bw", "perftest")]) {
+        return;
+    }
+    let weft = weft();
+    for (server, client) in [
+        ("rping -s -C 20 -V -S 64 -a", "rping -c -C 20 -V -S 64 -a"),
+        (
+            "rping -s -C 20 -V -S 60000 -a",
+            "rping -c -C 20 -V -S 60000 -a",
+        ),
+        (
+            "ib_send_bw -R -F -n 100 -s 65536",
+            "ib_send_bw -R -F -n 100 -s 65536",
+        ),
+        ("ib_read_lat -R -F -n 100", "ib_read_lat -R -F -n 100"),
+    ] {
+        let at = |line: &str, ip: &str| match line.ends_with(" -a") {
+            true => format!("{line} {ip} -p 7176"),
+            false => format!("{line} -p 7176"),
+        };
+        let to = |line: &str, ip: &str| match line.ends_with(" -a") {
+            true => format!("{line} {ip} -p 7176"),
+            false => format!("{line} -p 7176 {ip}"),
+        };
+        let here = weft.start(&at(server, HOST));
+        let there = retry_guest(guest, &to(client, HOST));
+        let here = here.end();
+        assert!(
+            there.status == 0,
+            "{client} in the guest: {}\n{}",
+            there.text,
+            here.show()
+        );
+        // rping's server ends with an error when its client has gone.
+        if !server.starts_with("rping") {
+            here.good();
+        }
+        let running = guest.start(&format!("timeout 100 {}", at(server, GUEST)));
+        let here = retry_program(&weft, &to(client, GUEST));
+        let there = guest.finish(&running, LIMIT);
+        here.good();
+        say(&format!(
+            "{client} with rdma_cm: in both roles ({})",
+            there.status
+        ));
+    }
+}
+
+/// Until our server listens.
+fn retry_guest(guest: &mut Guest, line: &str) -> weft_interop::guest::Output {
+    for _ in 0..20 {
+        let done = guest.run(&format!("timeout 100 {line}"), LIMIT);
+        if done.status == 0 {
+            return done;
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+    guest.run(&format!("timeout 100 {line}"), LIMIT)
 }
 
 fn weft() -> Weft {
@@ -207,7 +270,13 @@ fn retry_program(weft: &Weft, line: &str) -> weft_dropin::Done {
     for _ in 0..50 {
         let done = weft.run(line);
         let text = done.show();
-        if !text.contains("Connection refused") && !text.contains("Couldn't connect") {
+        let early = [
+            "Connection refused",
+            "Couldn't connect",
+            "REJECTED",
+            "Unexpected CM event",
+        ];
+        if !early.iter().any(|early| text.contains(early)) {
             return done;
         }
         thread::sleep(Duration::from_millis(200));

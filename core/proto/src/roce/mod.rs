@@ -85,6 +85,18 @@ pub struct Config {
     pub window: u32,
 }
 
+/// New values of some of [`Config`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "as there")]
+pub struct Change {
+    pub rnr_timer: Option<u8>,
+    pub timeout: Option<u8>,
+    pub retry_count: Option<u8>,
+    pub rnr_retry: Option<u8>,
+    pub ord: Option<u8>,
+    pub ird: Option<u8>,
+}
+
 impl Config {
     /// How long an acknowledgement is waited for; `None`: for ever.
     pub(super) fn patience(&self) -> Option<Duration> {
@@ -432,10 +444,29 @@ impl<W> Connection<W> {
         (self.tries, self.rnr_tries) = retries;
     }
 
+    /// Changes how answers are waited for, and what a sender is told to wait while we have no receive, as in [`Config`].
+    pub fn change(&mut self, change: &Change) {
+        let config = &mut self.config;
+        for (value, new) in [
+            (&mut config.rnr_timer, change.rnr_timer),
+            (&mut config.timeout, change.timeout),
+            (&mut config.retry_count, change.retry_count),
+            (&mut config.rnr_retry, change.rnr_retry),
+        ] {
+            *value = new.unwrap_or(*value);
+        }
+        config.ord = change.ord.map_or(config.ord, u32::from);
+        config.ird = change.ird.map_or(config.ird, u32::from);
+    }
+
     /// A request of ours cannot be carried out: its memory may not be used, or its [`Payload::Local`] work failed. Drop its packet, if
     /// [`next_tx`](Self::next_tx) has named one. The connection fails when the requests before it are complete.
     pub fn fail_request(&mut self, seq: u64) {
         self.doomed.get_or_insert(seq);
+        if let Some(entry) = self.entry(seq) {
+            // On an unreliable connection it was done when its last packet was named.
+            entry.progress = Progress::Started;
+        }
         self.fail_doomed();
     }
 

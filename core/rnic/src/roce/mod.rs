@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use weft_mem::{Access, KeyLock, Keys};
+pub use weft_proto::roce::Change as RoceChange;
 use weft_proto::roce::{Config, Connection, State, Status, supports};
 use weft_sys::udp::path_mtu;
 use weft_wire::rdmap::{OperationError, ProtectionError, TermError};
@@ -334,6 +335,11 @@ impl RoceQp {
         self.inner.state()
     }
 
+    /// Changes how answers are waited for, and what a sender is told to wait while there is no receive.
+    pub fn change(&self, change: &RoceChange) {
+        self.inner.core.lock().conn.change(change);
+    }
+
     /// The rights that its peer has at most.
     pub fn set_access(&self, access: Access) {
         self.inner.access.store(access.bits(), Ordering::Relaxed);
@@ -478,10 +484,7 @@ impl Drop for RoceQp {
         let mut core = self.inner.core.lock();
         core.live = false;
         core.way = None;
-        core.conn.flush();
-        self.inner.reap(&mut core);
-        self.inner.flush_receives(&mut core);
-        self.inner.set_state(QpState::Error);
+        self.inner.end(&mut core);
     }
 }
 
@@ -553,10 +556,9 @@ impl RoceInner {
     fn go_on(self: &Arc<Self>, core: &mut Core) {
         self.transmit(core);
         self.reap(core);
-        if core.conn.state() == State::Failed {
-            if let Some(code) = core.conn.refused_with() {
-                self.raise(code);
-            }
+        // What was owed before, and the refusal, are sent first.
+        if core.conn.state() == State::Failed && !core.waits {
+            self.raise(core.conn.refused_with());
             self.end(core);
         }
         self.set_alarm(core);
@@ -653,18 +655,19 @@ impl RoceInner {
         }
     }
 
-    /// The peer has asked for something that it may not do.
-    fn raise(&self, code: NakCode) {
+    /// The connection has failed, or the peer has asked for something that it may not do.
+    fn raise(&self, code: Option<NakCode>) {
         let qp_num = self.num;
         self.device().raise(match code {
-            NakCode::RemoteAccess => AsyncEvent::QpAccessErr {
+            Some(NakCode::RemoteAccess) => AsyncEvent::QpAccessErr {
                 qp_num,
                 reason: term_code(TermError::Protection(ProtectionError::AccessRights)),
             },
-            _ => AsyncEvent::QpFatal {
+            Some(_) => AsyncEvent::QpFatal {
                 qp_num,
                 reason: term_code(TermError::Operation(OperationError::Unspecified)),
             },
+            None => AsyncEvent::QpFatal { qp_num, reason: 0 },
         });
     }
 
@@ -674,6 +677,10 @@ impl RoceInner {
             return;
         };
         let at = way.port.instant(deadline);
+        if core.waits && at <= Instant::now() {
+            // It goes on after the wait.
+            return;
+        }
         if core.alarm.is_none_or(|alarm| at < alarm) {
             core.alarm = Some(at);
             way.port.set_alarm(at, Arc::downgrade(self));

@@ -4,7 +4,7 @@
 //! datagram queue pairs, see [`crate::port_lease`].
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -61,16 +61,34 @@ pub(crate) struct PortInner {
     /// Some of `waiting` may go on.
     due: AtomicBool,
     waiting: Mutex<VecDeque<Weak<RoceInner>>>,
-    alarms: Mutex<Vec<(Instant, Weak<RoceInner>)>>,
+    alarms: Mutex<Alarms>,
     started: Instant,
     pub(super) malformed: AtomicU64,
     unknown: AtomicU64,
     /// A packet was too long for the way, and that was said.
     told: AtomicBool,
     pub(super) manager: ManagerLock,
-    /// When the engine looks at the connections of the manager.
-    manager_alarm: Mutex<Option<Instant>>,
     owner: OnceLock<Weak<Owner>>,
+}
+
+/// When the engine looks at queue pairs, and at the connections of the manager. Each has one time.
+#[derive(Default)]
+struct Alarms {
+    of: HashMap<usize, Instant>,
+    due: BTreeMap<(Instant, usize), Weak<RoceInner>>,
+    manager: Option<Instant>,
+    /// The timers that the engine has: they cannot be cancelled. Each further one is earlier than all others.
+    timers: BTreeSet<Instant>,
+}
+
+impl Alarms {
+    /// The time for which the engine needs a timer.
+    fn timer(&mut self) -> Option<Instant> {
+        let first = self.due.keys().next().map(|(at, _)| *at);
+        let next = [first, self.manager].into_iter().flatten().min()?;
+        let has = self.timers.first().is_some_and(|timer| *timer <= next);
+        (!has && self.timers.insert(next)).then_some(next)
+    }
 }
 
 /// Takes the port out of the engine with the last handle.
@@ -118,8 +136,12 @@ impl Device {
             return Err(rustix::io::Errno::ACCESS.into());
         }
         let ip = ip.to_canonical();
+        let scope = match ip {
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => scope,
+            _ => 0,
+        };
         let mut ports = lock(&device.roce_ports);
-        let known = ports.get(&ip).and_then(Weak::upgrade);
+        let known = ports.get(&(ip, scope)).and_then(Weak::upgrade);
         if let Some(owner) = known.and_then(|known| known.downcast().ok()) {
             return Ok(RocePort(owner));
         }
@@ -127,7 +149,7 @@ impl Device {
         let _ = port.0.0.owner.set(Arc::downgrade(&port.0));
         ports.retain(|_, owner| owner.strong_count() > 0);
         let owner = Arc::clone(&port.0) as Arc<dyn Any + Send + Sync>;
-        ports.insert(ip, Arc::downgrade(&owner));
+        ports.insert((ip, scope), Arc::downgrade(&owner));
         Ok(port)
     }
 }
@@ -166,7 +188,6 @@ impl PortInner {
             unknown: AtomicU64::new(0),
             told: AtomicBool::new(false),
             manager: Mutex::default(),
-            manager_alarm: Mutex::default(),
             owner: OnceLock::new(),
         });
         let source = Arc::clone(&inner) as Arc<dyn Source>;
@@ -205,8 +226,18 @@ impl PortInner {
 
     /// Look at this queue pair at that time.
     pub(super) fn set_alarm(&self, at: Instant, member: Weak<RoceInner>) {
-        lock(&self.alarms).push((at, member));
-        self.registration.set_timer(at);
+        let timer = {
+            let mut alarms = lock(&self.alarms);
+            let key = member.as_ptr().addr();
+            if let Some(before) = alarms.of.insert(key, at) {
+                alarms.due.remove(&(before, key));
+            }
+            alarms.due.insert((at, key), member);
+            alarms.timer()
+        };
+        if let Some(at) = timer {
+            self.registration.set_timer(at);
+        }
     }
 
     /// This queue pair has something to send, after a look at what has come, or when the socket has room.
@@ -230,9 +261,12 @@ impl PortInner {
 
     /// The engine looks at the connections of the manager at that time.
     pub(super) fn watch_manager(&self, at: Instant) {
-        let mut alarm = lock(&self.manager_alarm);
-        if alarm.is_none_or(|alarm| at < alarm) {
-            *alarm = Some(at);
+        let timer = {
+            let mut alarms = lock(&self.alarms);
+            alarms.manager = Some(alarms.manager.map_or(at, |before| before.min(at)));
+            alarms.timer()
+        };
+        if let Some(at) = timer {
             self.registration.set_timer(at);
         }
     }
@@ -394,16 +428,28 @@ impl PortInner {
 
     fn ring_alarms(&self) {
         let now = Instant::now();
-        if lock(&self.manager_alarm).take_if(|at| *at <= now).is_some() {
+        let mut due = Vec::new();
+        let (manager, timer) = {
+            let mut alarms = lock(&self.alarms);
+            alarms.timers.retain(|timer| *timer > now);
+            while let Some(first) = alarms
+                .due
+                .first_entry()
+                .filter(|first| first.key().0 <= now)
+            {
+                let ((_, key), member) = first.remove_entry();
+                alarms.of.remove(&key);
+                due.push(member);
+            }
+            let manager = alarms.manager.take_if(|at| *at <= now);
+            (manager, alarms.timer())
+        };
+        if let Some(at) = timer {
+            self.registration.set_timer(at);
+        }
+        if manager.is_some() {
             self.manager_expired();
         }
-        let mut due = Vec::new();
-        lock(&self.alarms).retain(|(at, member)| {
-            if *at <= now {
-                due.push(member.clone());
-            }
-            *at > now
-        });
         for member in due.iter().filter_map(Weak::upgrade) {
             member.alarm();
         }
@@ -458,5 +504,35 @@ impl Source for PortInner {
         } else {
             self.watch_lease();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A queue pair whose peer is never ready sets a short time and then a long one, again and again: the engine keeps few timers of it.
+    #[test]
+    fn the_times_of_a_queue_pair_replace_each_other() {
+        let mut alarms = Alarms::default();
+        let mut set = |alarms: &mut Alarms, at: Instant| {
+            if let Some(before) = alarms.of.insert(1, at) {
+                alarms.due.remove(&(before, 1));
+            }
+            alarms.due.insert((at, 1), Weak::new());
+            alarms.timer();
+        };
+        let mut now = Instant::now();
+        for _ in 0..10_000 {
+            set(&mut alarms, now + Duration::from_hours(2));
+            set(&mut alarms, now + Duration::from_micros(10));
+            now += Duration::from_micros(20);
+            alarms.timers.retain(|timer| *timer > now);
+            alarms.due.clear();
+        }
+        assert!(alarms.timers.len() <= 2, "{}", alarms.timers.len());
+        assert_eq!(alarms.of.len(), 1);
     }
 }

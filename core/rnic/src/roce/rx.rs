@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use weft_mem::{Access, MemError, PdId, Span};
-use weft_proto::roce::{Atomic, Received, Rx};
+use weft_proto::roce::{Atomic, Received, Rx, State};
 use weft_wire::roce::{Header, NakCode};
 
 use super::{Core, RoceInner};
@@ -48,7 +48,10 @@ impl RoceInner {
         let rx = core.conn.rx(now, header, payload.len() as u32);
         if let Err(Refused { code, receive }) = self.carry_out(&mut core, rx, payload) {
             core.conn.refuse(code);
-            core.spoiled = receive;
+            // An unreliable connection drops the message and goes on.
+            if core.conn.state() != State::Open {
+                core.spoiled = receive;
+            }
         }
     }
 

@@ -126,6 +126,11 @@ fn modify_roce(
 ) -> Result<(), Errno> {
     let roce = qp.roce.as_ref().ok_or(Errno::INVAL)?;
     let (_, to) = change;
+    if change == (IBV_QPS_SQD, IBV_QPS_SQD) && mask & IBV_QP_AV != 0 {
+        // The way to the peer stays.
+        return Err(Errno::INVAL);
+    }
+    roce.change(attr, mask)?;
     match change {
         (IBV_QPS_INIT, IBV_QPS_RTR) => roce.rtr(attr)?,
         (IBV_QPS_RTR, IBV_QPS_RTS) => roce.rts(attr)?,
@@ -228,9 +233,8 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
             };
             qp.places.send.give_back(refused);
         }
-        if before != IBV_QPS_ERR {
-            EventRouter::get().last(qp.num);
-        }
+        // One that has failed before has had it, or gets it now.
+        EventRouter::get().last(qp.num);
         return Ok(());
     }
     let native = qp.native()?;

@@ -1,16 +1,17 @@
 //! Connected queue pairs of `weft_ib0` that speak RoCE v2 (`WEFT_IB_WIRE=roce`): the part that [`QpObj`](super::qp::QpObj) does not share with others.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use weft_sys::interfaces;
 use weft_verbs::{
-    Access, QpInit, QpState, RecvWr, RoceInit, RocePath, RoceQp, RoceSend, SendWr, roce_mtu,
-    settings,
+    Access, Device, QpInit, QpState, RecvWr, RoceChange, RoceInit, RocePath, RocePort, RoceQp,
+    RoceSend, SendWr, roce_mtu, settings,
 };
 
 use super::gid::is_link_local;
-use super::object::lock;
+use super::object::{PerFork, lock};
 use super::types::*;
 use super::{os_errno, persona, refused};
 use crate::once::ForkOnce;
@@ -36,6 +37,30 @@ pub(crate) fn active_mtu() -> u32 {
     let mtu = least(false).or_else(|| least(true)).unwrap_or(256);
     // 256 is 1, and each further one is twice as long.
     mtu.ilog2() - 7
+}
+
+/// The port of RoCE of a local address. This process keeps it from its first use on.
+///
+/// # Errors
+/// As `bind(2)`.
+pub(crate) fn port(device: &Device, ip: IpAddr, scope: u32) -> Result<RocePort, Errno> {
+    static PORTS: PerFork<Mutex<Vec<RocePort>>> = PerFork::new();
+    let port = device.bind_roce(ip, scope).map_err(|error| {
+        tracing::warn!(
+            %error,
+            address = %ip,
+            "no RoCE on UDP port 4791 of this address: if it is in use, another process of weft or the kernel's rxe has it, and another GID helps"
+        );
+        os_errno(&error)
+    })?;
+    let mut ports = lock(PORTS.get());
+    if ports
+        .iter()
+        .all(|known| known.local_addr() != port.local_addr())
+    {
+        ports.push(port.clone());
+    }
+    Ok(port)
 }
 
 /// The native queue pair and its parameters.
@@ -96,6 +121,23 @@ impl Roce {
         Ok(())
     }
 
+    /// Changes the timers and limits that `mask` names.
+    ///
+    /// # Errors
+    /// `EINVAL` where it could not be [`renewed`](Roce::renew).
+    pub(crate) fn change(&self, attr: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+        let named = |bit: u32, value: u8| (mask & bit != 0).then_some(value);
+        self.native()?.change(&RoceChange {
+            rnr_timer: named(IBV_QP_MIN_RNR_TIMER, attr.min_rnr_timer),
+            timeout: named(IBV_QP_TIMEOUT, attr.timeout),
+            retry_count: named(IBV_QP_RETRY_CNT, attr.retry_cnt),
+            rnr_retry: named(IBV_QP_RNR_RETRY, attr.rnr_retry),
+            ord: named(IBV_QP_MAX_QP_RD_ATOMIC, attr.max_rd_atomic),
+            ird: named(IBV_QP_MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic),
+        });
+        Ok(())
+    }
+
     /// RTR: takes requests of the peer that `attr` names.
     ///
     /// # Errors
@@ -103,15 +145,7 @@ impl Roce {
     pub(crate) fn rtr(&self, attr: &ibv_qp_attr) -> Result<(), Errno> {
         let (own, peer, scope) = persona::way(&attr.ah_attr.grh)?;
         let native = self.native()?;
-        let port = self.pd.device().bind_roce(own.ip, own.ifindex);
-        let port = port.map_err(|error| {
-            tracing::warn!(
-                %error,
-                address = %own.ip,
-                "no RoCE on UDP port 4791 of this address: if it is in use, another process of weft or the kernel's rxe has it, and another GID helps"
-            );
-            os_errno(&error)
-        })?;
+        let port = port(&self.pd.device(), own.ip, own.ifindex)?;
         let path = RocePath {
             peer,
             scope,

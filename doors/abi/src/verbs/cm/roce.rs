@@ -22,8 +22,8 @@ use super::types::{
 };
 use crate::verbs::gid::gids;
 use crate::verbs::object::Name;
-use crate::verbs::os_errno;
 use crate::verbs::qp::QpObj;
+use crate::verbs::roce;
 
 /// A queue pair that speaks RoCE, and its connection once there is one.
 #[derive(Clone)]
@@ -108,8 +108,7 @@ impl Core {
             setup.depths = (param.ird, param.ord);
             (src, dst, setup.retries)
         };
-        let port = nic.native.bind_roce(src.ip(), scope(src));
-        let port = port.map_err(|error| os_errno(&error));
+        let port = roce::port(&nic.native, src.ip(), scope(src));
         let (core, told) = (Arc::clone(self), link.clone());
         let on_event = move |event| core.on_roce(&told, event);
         let dialled = port.and_then(|port| {
@@ -202,8 +201,7 @@ impl Core {
         let mut listening = Vec::new();
         let mut refused = Errno::ADDRNOTAVAIL;
         for (ip, scope) in addresses {
-            let port = nic.native.bind_roce(ip, scope);
-            let made = port.map_err(|error| os_errno(&error)).and_then(|port| {
+            let made = roce::port(&nic.native, ip, scope).and_then(|port| {
                 let (core, nic) = (Arc::downgrade(self), nic.clone());
                 let on_request = move |request| {
                     if let Some(core) = core.upgrade() {
@@ -215,10 +213,7 @@ impl Core {
             });
             match made {
                 Ok(one) => listening.push(one),
-                Err(errno) => {
-                    tracing::warn!(address = %ip, %errno, "RoCE does not listen on this address");
-                    refused = errno;
-                }
+                Err(errno) => refused = errno,
             }
         }
         if listening.is_empty() {
