@@ -161,15 +161,18 @@ fn without_an_answer_the_connection_fails_after_the_tries() {
     post(&mut conn, SEND, 1);
     post(&mut conn, SEND, 1);
     assert_eq!(psns(&mut conn, T0).len(), 2);
-    for round in 1..=2 {
-        let due = T0 + patience * round;
+    // Each wait is twice as long as the one before.
+    for waits in [1, 3] {
+        let due = T0 + patience * waits;
         assert_eq!(conn.deadline(), Some(due));
         conn.expired(due.saturating_sub(TICK));
         assert_eq!(psns(&mut conn, due), [], "too early");
         conn.expired(due);
         assert_eq!(psns(&mut conn, due), [0xff_fffe, 0xff_ffff]);
     }
-    conn.expired(T0 + patience * 3);
+    conn.expired((T0 + patience * 7).saturating_sub(TICK));
+    assert_eq!(conn.state(), State::Open);
+    conn.expired(T0 + patience * 7);
     assert_eq!(conn.state(), State::Failed);
     conn.flush();
     assert_eq!(dones(&mut conn), [Status::RetryExceeded, Status::Flushed]);

@@ -51,6 +51,9 @@ use crate::rdmap::{Op, Payload, SendWr};
 use responder::{Open, Out, Pending, Resource};
 use window::Window;
 
+/// 0.54 s, which `rdma_cm` of Linux waits.
+const LONGEST_WAIT: Duration = Duration::from_nanos(4096 << 17);
+
 /// The packets of one message, and of all that are on their way, must be fewer than half of all numbers.
 const MOST_PACKETS: u32 = 1 << 22;
 
@@ -73,7 +76,8 @@ pub struct Config {
     pub ord: u32,
     /// Reads and atomics of the peer that we take at once.
     pub ird: u32,
-    /// How long an acknowledgement is waited for: 4.096 us times two to this power; 0: for ever.
+    /// How long an acknowledgement is waited for at first: 4.096 us times two to this power; 0: for ever. Each wait in vain makes the next one
+    /// twice as long, up to half a second.
     pub timeout: u8,
     /// How often one packet is sent again, 0 to 7.
     pub retry_count: u8,
@@ -521,7 +525,15 @@ impl<W> Connection<W> {
             return Some(until);
         }
         let waits = self.unacked != self.fresh && self.config.service == Service::Rc;
-        Some(self.since + self.config.patience().filter(|_| waits)?)
+        Some(self.since + self.patience().filter(|_| waits)?)
+    }
+
+    /// How long the next acknowledgement is waited for. Each wait in vain makes the next one twice as long, up to half a second: a peer whose
+    /// processor is busy with others has not gone.
+    fn patience(&self) -> Option<Duration> {
+        let first = self.config.patience()?;
+        let in_vain = self.config.retry_count.saturating_sub(self.tries).min(7);
+        Some((first * (1 << in_vain)).min(first.max(LONGEST_WAIT)))
     }
 
     fn entry(&mut self, seq: u64) -> Option<&mut Entry<W>> {

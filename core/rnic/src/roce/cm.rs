@@ -36,6 +36,8 @@ const MAX_EXCHANGES: usize = 65_536;
 const KEPT: Duration = Duration::from_secs(2);
 /// How long we wait for an acknowledgement: 4.096 us times two to this power, 67 ms.
 const ACK_TIMEOUT: u8 = 14;
+/// How long the peer's adapter waits for an acknowledgement of ours, a power: 0.54 s, as Linux asks for. It may not wait longer with each try, as we do.
+const PEER_ACK_TIMEOUT: u8 = 17;
 /// How long the answer to a message of the manager is waited for, a power: 1.07 s.
 const CM_TIMEOUT: u8 = 18;
 const CM_RETRIES: u8 = 7;
@@ -230,7 +232,7 @@ impl RocePort {
             srq: false,
             local_gid: gid_of(src),
             remote_gid: gid_of(dst),
-            ack_timeout: ACK_TIMEOUT,
+            ack_timeout: PEER_ACK_TIMEOUT,
             private_data: &private_data,
         };
         let exchange = Exchange::request(port.now(), port.transaction(), &req);

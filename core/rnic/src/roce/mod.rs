@@ -134,7 +134,8 @@ pub struct RoceSend {
     pub sq_psn: u32,
     /// Reads and atomics of ours at once.
     pub ord: u8,
-    /// How long an acknowledgement is waited for: 4.096 us times two to this power; 0: for ever.
+    /// How long an acknowledgement is waited for at first: 4.096 us times two to this power; 0: for ever. Each wait in vain makes the next one
+    /// twice as long, up to half a second.
     pub timeout: u8,
     /// How often one packet is sent again, 0 to 7.
     pub retry_count: u8,
