@@ -50,6 +50,39 @@ fn the_manual_pages_promises_are_kept() {
     }
 }
 
+/// The same on RoCE, in a network of its own: port 4791 is one process's. Left out are cases that need a second process of one address, and the
+/// retries of a receiver that is not ready: `rnr_retry` 0 gives up at once on RoCE, as on adapters.
+#[test]
+fn the_manual_pages_promises_are_kept_on_roce() {
+    const LEFT_OUT: [&str; 4] = ["receiver_not_ready", "rights", "forks", "filtered"];
+    let Some((dist, program)) = built("conformance") else {
+        return;
+    };
+    let source = std::fs::read_to_string(root().join("doors/libibverbs/tests/conformance.c"));
+    let source = source.unwrap();
+    let (_, table) = source
+        .split_once("named_case cases[] = {")
+        .expect("the table of cases");
+    let names = table
+        .split("{\"")
+        .skip(1)
+        .filter_map(|case| case.split('"').next());
+    let names: Vec<_> = names.filter(|name| !LEFT_OUT.contains(name)).collect();
+    assert!(names.len() > 40, "{names:?}");
+    let alone = Command::new("unshare").args(["--net", "true"]).status();
+    if !alone.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: no network namespace may be made here");
+        return;
+    }
+    let program = program.to_str().expect("a path of a test");
+    let line = format!("ip link set lo up && exec {program} {}", names.join(" "));
+    let mut run = run(dist.path(), Path::new("unshare"));
+    good(
+        run.args(["--net", "sh", "-c", &line])
+            .env("WEFT_IB_WIRE", "roce"),
+    );
+}
+
 #[test]
 fn another_process_imports_what_is_shared() {
     let Some((dist, program)) = built("imports") else {

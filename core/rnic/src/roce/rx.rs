@@ -24,7 +24,7 @@ impl From<MemError> for Refused {
     /// Memory that the peer has named.
     fn from(error: MemError) -> Refused {
         let code = match error {
-            MemError::Misaligned => NakCode::InvalidRequest,
+            MemError::Misaligned | MemError::CannotInvalidate => NakCode::InvalidRequest,
             _ => NakCode::RemoteAccess,
         };
         let receive = WcStatus::WrFlushErr;
