@@ -813,8 +813,16 @@ fn requests_are_refused_by_programs_and_where_nobody_listens() {
     assert_eq!(rejected(dial(7175)).0, 8);
     drop(listener);
     assert_eq!(rejected(dial(7174)).0, 8);
-    // The queue pair of a request that was refused is over.
-    assert_eq!(a.qp.state(), QpState::Error);
+    // The queue pair of a request that was refused may ask again.
+    let (_listener, requests) = listening(&b, 7174);
+    let told = dial(7174);
+    let (tell, _theirs) = events();
+    let request = requests.recv_timeout(PATIENCE).unwrap();
+    request
+        .accept(&b.qp, &RoceConnect::default(), tell)
+        .unwrap();
+    let made = told.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(made, RoceEvent::Established { .. }), "{made:?}");
 }
 
 #[test]

@@ -85,14 +85,14 @@ pub enum RoceEvent {
         /// How often we repeat a message that finds no receive.
         rnr_retry: u8,
     },
-    /// The peer, or its manager, refuses it.
+    /// The peer, or its manager, refuses it. The queue pair stays as it was.
     Rejected {
         /// InfiniBand's reason (12.6.7.2): 28 is the program, 8 that nobody listens.
         reason: u16,
         /// Of the program.
         private_data: Vec<u8>,
     },
-    /// The peer does not answer.
+    /// The peer does not answer. A queue pair without a peer stays as it was.
     TimedOut,
     /// It could not be made on this side.
     Failed(&'static str),
@@ -513,16 +513,13 @@ impl Connection {
                     private_data,
                 };
                 tell(event, true);
-                todo.end.push(Weak::clone(&self.qp));
             }
-            Event::TimedOut => {
-                tell(RoceEvent::TimedOut, true);
-                todo.end.push(Weak::clone(&self.qp));
-            }
-            Event::Disconnected => {
-                tell(RoceEvent::Disconnected, true);
-                todo.end.push(Weak::clone(&self.qp));
-            }
+            Event::TimedOut => tell(RoceEvent::TimedOut, true),
+            Event::Disconnected => tell(RoceEvent::Disconnected, true),
+        }
+        // One that had no peer yet stays as it was.
+        if self.exchange.phase() == Phase::Over && self.remote_qp != 0 {
+            todo.end.push(Weak::clone(&self.qp));
         }
         self.over(now);
     }

@@ -170,10 +170,10 @@ impl Drop for Ending {
 
 /// How long a request is repeated that no listener has taken: as long as TCP waits before it repeats a lost SYN (RFC 6298), and a fraction of `rdma_cm`'s
 /// time-out for an answer, 4.3 s.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// The pauses before a repetition: each is twice as long as the last one, up to a maximum.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(32);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 
 /// A request under way. On a network of RNICs a request arrives milliseconds after the peer's last answer, so programs such as perftest close a listener and
 /// open the next one meanwhile. Here it arrives sooner: it is repeated where no program can have seen it, because nobody listened, or the listener closed

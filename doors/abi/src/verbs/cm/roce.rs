@@ -1,13 +1,15 @@
 //! Connections of queue pairs that speak RoCE: the messages of InfiniBand's connection manager, by `core/rnic`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_verbs::cm::{Bound, ConnParam};
+use weft_verbs::ext::DeviceExt;
 use weft_verbs::{RoceConn, RoceConnect, RoceEvent, RoceListening, RoceQp};
 
-use super::connect::Ending;
+use super::connect::{Ending, FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::device::Nic;
 use super::id::{Core, Stage};
 use super::link::Link;
@@ -21,15 +23,70 @@ use super::types::{
     RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE,
 };
 use crate::verbs::gid::gids;
-use crate::verbs::object::Name;
+use crate::verbs::object::{Name, lock};
 use crate::verbs::qp::QpObj;
 use crate::verbs::roce;
+
+/// Nobody listens (12.6.7.2).
+const IB_INVALID_SERVICE: u16 = 8;
 
 /// A queue pair that speaks RoCE, and its connection once there is one.
 #[derive(Clone)]
 pub(super) struct RoceLink {
     pub(super) name: Name<QpObj>,
-    conn: Arc<OnceLock<RoceConn>>,
+    conn: Arc<Mutex<Option<Arc<RoceConn>>>>,
+}
+
+/// A request under way, which is repeated where nobody listened yet, as [`PATIENCE`] says.
+#[derive(Clone)]
+struct RoceCalling {
+    core: Arc<Core>,
+    nic: Nic,
+    link: RoceLink,
+    qp: Weak<RoceQp>,
+    param: RoceConnect,
+    src: SocketAddr,
+    dst: SocketAddr,
+    until: Instant,
+    pause: Duration,
+}
+
+impl RoceCalling {
+    fn dial(self) -> Result<(), Errno> {
+        let qp = self.qp.upgrade().ok_or(Errno::INVAL)?;
+        let port = roce::port(&self.nic.native, self.src.ip(), scope(self.src))?;
+        let to = (self.dst, scope(self.dst));
+        let (conn, from, param) = (
+            Arc::clone(&self.link.conn),
+            self.src.port(),
+            self.param.clone(),
+        );
+        let on_event = move |event| self.hear(event);
+        let dialled = port.dial(&qp, to, from, &param, on_event);
+        *lock(&conn) = Some(Arc::new(dialled.map_err(crate::verbs::errno)?));
+        Ok(())
+    }
+
+    fn hear(&self, event: RoceEvent) {
+        let unseen = matches!(
+            event,
+            RoceEvent::Rejected {
+                reason: IB_INVALID_SERVICE,
+                ..
+            }
+        );
+        if !unseen || Instant::now() >= self.until || !self.core.is_joining() {
+            return self.core.on_roce(&self.link, event);
+        }
+        let mut again = self.clone();
+        again.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.nic.native.after(self.pause, move || {
+            let (core, link) = (Arc::clone(&again.core), again.link.clone());
+            if again.dial().is_err() {
+                core.on_roce(&link, event);
+            }
+        });
+    }
 }
 
 /// Listens until it is dropped: on each address, while the port number stays taken.
@@ -53,7 +110,8 @@ impl RoceLink {
 
     /// Ends the connection: the peer is told.
     pub(super) fn close(&self) {
-        match self.conn.get() {
+        let conn = lock(&self.conn).clone();
+        match conn {
             Some(conn) => conn.disconnect(),
             None => self.bury(),
         }
@@ -108,24 +166,25 @@ impl Core {
             setup.depths = (param.ird, param.ord);
             (src, dst, setup.retries)
         };
-        let port = roce::port(&nic.native, src.ip(), scope(src));
-        let (core, told) = (Arc::clone(self), link.clone());
-        let on_event = move |event| core.on_roce(&told, event);
-        let dialled = port.and_then(|port| {
-            let (to, param) = ((dst, scope(dst)), wish(param, retries));
-            let dialled = port.dial(&qp, to, src.port(), &param, on_event);
-            dialled.map_err(crate::verbs::errno)
-        });
-        match dialled {
-            Ok(conn) => {
-                let _ = link.conn.set(conn);
-                Ok(())
-            }
-            Err(errno) => {
-                self.setup().stage = Stage::Routed;
-                Err(errno)
-            }
-        }
+        let calling = RoceCalling {
+            core: Arc::clone(self),
+            nic: nic.clone(),
+            link: link.clone(),
+            qp: Arc::downgrade(&qp),
+            param: wish(param, retries),
+            src,
+            dst,
+            until: Instant::now() + PATIENCE,
+            pause: FIRST_PAUSE,
+        };
+        calling.dial().inspect_err(|_| {
+            self.setup().stage = Stage::Routed;
+        })
+    }
+
+    /// Whether it waits for a connection.
+    fn is_joining(&self) -> bool {
+        matches!(self.setup().stage, Stage::Joining)
     }
 
     /// An event of a connection that this side has asked for.
@@ -262,7 +321,7 @@ impl Core {
         let conn = accepted.inspect_err(|_| {
             self.failed();
         })?;
-        let _ = link.conn.set(conn);
+        *lock(&link.conn) = Some(Arc::new(conn));
         if !self.joined(Link::Roce(link.clone())) {
             link.close();
             return Err(Errno::INVAL);
