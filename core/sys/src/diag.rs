@@ -51,10 +51,11 @@ pub struct TcpPeer {
 /// # Errors
 /// The errors of a kernel, or a sandbox, that does not answer; `NotConnected`; `InvalidData` for an invalid answer.
 pub fn tcp_peer_uid(fd: impl AsFd) -> io::Result<Option<u32>> {
-    Ok(tcp_peer(fd)?.map(|peer| peer.uid))
+    let peer = tcp_peer(fd)?.filter(|peer| peer.uid != OVERFLOW_UID);
+    Ok(peer.map(|peer| peer.uid))
 }
 
-/// As [`tcp_peer_uid`], with the socket's number.
+/// As [`tcp_peer_uid`], with the socket's number. The user is [`OVERFLOW_UID`] if our user namespace does not know it.
 ///
 /// # Errors
 /// As there.
@@ -66,8 +67,8 @@ pub fn tcp_peer(fd: impl AsFd) -> io::Result<Option<TcpPeer>> {
     // Only after the peer's end was found: as long as our end is established, no other socket than its peer has those addresses.
     let own = find(ours, theirs)?;
     let inode = fstat(&fd)?.st_ino;
-    let known = own.is_some_and(|own| u64::from(own.inode) == inode) && peer.uid != OVERFLOW_UID;
-    Ok(known.then_some(TcpPeer {
+    let is_ours = own.is_some_and(|own| u64::from(own.inode) == inode);
+    Ok(is_ours.then_some(TcpPeer {
         uid: peer.uid,
         cookie: peer.cookie,
     }))

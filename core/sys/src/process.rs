@@ -237,6 +237,13 @@ pub fn shares_user_namespace(pidfd: impl AsFd) -> bool {
     theirs.is_ok_and(|theirs| ours.is_ok_and(|ours| theirs == ours))
 }
 
+/// Whether the kernel shows that the process is in another user namespace than we are. `false` if it shows nothing.
+pub fn is_in_other_user_namespace(pidfd: impl AsFd) -> bool {
+    let ours = namespace_at("/proc/self/ns/user");
+    let theirs = namespace_by_descriptor(pidfd.as_fd());
+    theirs.is_ok_and(|theirs| ours.is_ok_and(|ours| theirs != ours))
+}
+
 /// The identity of a namespace.
 type Namespace = (u64, u64);
 

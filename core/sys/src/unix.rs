@@ -25,7 +25,7 @@ use crate::udp::set_option;
 /// The most descriptors in one message (the kernel's `SCM_MAX_FD`).
 pub const MAX_FDS: usize = 253;
 /// The number of users that our user namespace does not know (`/proc/sys/kernel/overflowuid`).
-pub(crate) const OVERFLOW_UID: u32 = 65_534;
+pub const OVERFLOW_UID: u32 = 65_534;
 /// A descriptor of the sender's process beside a message (Linux 6.5).
 const SCM_PIDFD: i32 = 4;
 

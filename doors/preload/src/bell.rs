@@ -172,7 +172,7 @@ pub(crate) fn follow_death(fd: c_int, chan: &Chan) -> bool {
     let has_ended = || kernel::poll_one(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP != 0;
     // A process that dies closes both, one a moment after the other.
     let is_dead =
-        (is_cut() || has_ended()) && side.patience.wait(u64::MAX, || is_cut() && has_ended());
+        (is_cut() || has_ended()) && chan.patience().wait(u64::MAX, || is_cut() && has_ended());
     if !is_dead || kernel::unread(fd) > 0 || side.is_reset.swap(1, SeqCst) != 0 {
         return false;
     }
@@ -248,7 +248,7 @@ fn await_count(chan: &Chan, side: &Side) -> bool {
         std::hint::spin_loop();
         is_counted()
     });
-    let is_over = is_over || side.patience.wait(BETWEEN, is_counted);
+    let is_over = is_over || chan.patience().wait(BETWEEN, is_counted);
     let has_rung = absorb(chan, side);
     if !is_over && !has_rung {
         let taken = take(chan.bell(), i64::MAX);
@@ -267,7 +267,7 @@ fn collect(chan: &Chan, side: &Side) {
     let mut taken = take(chan.bell(), owed);
     let is_fresh = side.fresh.swap(0, Relaxed) != 0;
     if is_fresh && taken < owed {
-        side.patience.wait_readable(chan.bell(), BETWEEN);
+        chan.patience().wait_readable(chan.bell(), BETWEEN);
         taken += take(chan.bell(), owed - taken);
     }
     side.owed.store(owed - taken, Relaxed);

@@ -7,7 +7,6 @@
 
 use libc::{c_int, ssize_t};
 use std::cell::UnsafeCell;
-use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
@@ -16,7 +15,7 @@ use weft_run::connection::Phase;
 use weft_run::gate::Gate;
 use weft_run::hosts::Beginning;
 use weft_run::ledger::Word;
-use weft_run::meet::{Ends, Why};
+use weft_run::meet::{Ends, Pending, Why};
 
 use crate::chan::Chan;
 use crate::ledger::Row;
@@ -133,7 +132,9 @@ impl Reg {
 pub(crate) struct Slow {
     pub(crate) ends: Option<Ends>,
     pub(crate) listener: Option<c_int>,
-    pub(crate) pending: Option<OwnedFd>,
+    pub(crate) pending: Pending,
+    /// The kernel has told the peer's user.
+    pub(crate) knows_user: bool,
     /// The connection to the broker, hidden, until there is a channel.
     pub(crate) wire: Option<c_int>,
     /// The first bytes sent and received.

@@ -9,7 +9,7 @@
 //!
 //! A module imports modules of earlier lines, and of its own line without cycles:
 //!
-//! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `private`, `memory`, `settings`: the functions behind ours, and small tools
+//! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `private`, `memory`, `settings`, `guests`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
 //! - `sets`, `long_list`, `regs`, `ring_poll`, `ready`, and `dgram`: epoll; UDP sockets
@@ -43,6 +43,7 @@ mod edges;
 mod exec;
 mod fd;
 mod fetch;
+mod guests;
 mod handlers;
 mod hidden;
 mod hosts;
@@ -85,6 +86,7 @@ extern "C" fn at_start() {
     process::watch_forks();
     lend::start();
     hosts::wanted();
+    guests::peers();
     let wrong = environment::wrong(&environment::OF_RUN);
     if let Some(wrong) = wrong.first() {
         settings::refuse(format!(

@@ -1,7 +1,7 @@
 //! How a connection gets a channel and leaves it.
 
 use libc::c_int;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::Role;
@@ -9,15 +9,17 @@ use weft_ring::stream::Stream;
 use weft_run::connection::Phase;
 use weft_run::connection::over::{self, Answer};
 use weft_run::gate::Join;
+use weft_run::ledger::Word;
 use weft_run::meet::{self, Ends, Why};
 use weft_run::pace;
+use weft_run::peers::{Guest, User};
 
 use crate::bell::{self, channel};
 use crate::chan::Chan;
 use crate::conn::{Big, Conn, Inside, Slow, big};
 use crate::direction::{close_sending, tx_after};
 use crate::kernel::borrowed;
-use crate::{counts, hidden, hosts, kernel, settings};
+use crate::{counts, guests, hidden, hosts, kernel, settings};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 256 << 10;
@@ -81,14 +83,19 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
     }
     let made = match (hosts::wanted(), ends.role()) {
         (Some(carrier), _) if !is_local => hosts::look(conn, fd, n, ends, carrier, &big),
-        (_, Role::Initiator) => dial(fd, &ends),
+        (_, Role::Initiator) => dial(conn, fd, &ends),
         (_, Role::Responder) => take(conn, fd, &ends, &big),
+    };
+    let made = match made {
+        Ok(None) | Err(Why::NameTaken) if is_local && n >= LOOK_AT_USER => {
+            meet_user(conn, fd, conn.slow(&big)).and(made)
+        }
+        made => made,
     };
     match made {
         Ok(Some(chan)) => {
             conn.note(Why::None);
             let slow = conn.slow(&big);
-            slow.pending = None;
             close_wires(slow);
             conn.link(chan, &big);
             drop(big);
@@ -98,8 +105,31 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         Ok(None) if is_local && n >= LATE_LOOK => conn.note(Why::NoPeer),
         Ok(None) if is_local => conn.note(Why::NotYet),
         Ok(None) => {}
+        // Who has the name may let it go.
+        Err(Why::NameTaken) if n < pace::LAST_LOOK => conn.note(Why::NameTaken),
         Err(why) => give_up(conn, why, &big),
     }
+}
+
+/// After as many calls of ours a peer of our user would mostly have met us.
+const LOOK_AT_USER: u64 = 8;
+
+/// Notes the peer's user, once. Fails if we do not meet that user. `false`: no process has the peer's end yet.
+fn meet_user(conn: &Conn, fd: c_int, slow: &mut Slow) -> Result<bool, Why> {
+    if slow.knows_user {
+        return Ok(true);
+    }
+    let peer = match meet::peer(borrowed(fd), guests::peers()) {
+        Ok(Some(peer)) => peer,
+        Ok(None) => return Ok(false),
+        // A sandbox keeps the kernel's answer from us. That is no reason as long as no peer has come.
+        Err(_) => return Ok(true),
+    };
+    slow.knows_user = true;
+    if peer.user != Some(User::Own) {
+        conn.row.put(Word::PeerUser, 1 + u64::from(peer.uid));
+    }
+    peer.user.map(|_| true).ok_or(Why::OtherUser)
 }
 
 /// After as many calls of ours a peer under `weft run` would have looked for us, unless it reads nothing.
@@ -107,7 +137,6 @@ const LATE_LOOK: u64 = 256;
 
 pub(crate) fn give_up(conn: &'static Conn, why: Why, big: &Big) {
     let slow = conn.slow(big);
-    slow.pending = None;
     close_wires(slow);
     conn.plain(why);
 }
@@ -125,6 +154,7 @@ pub(crate) fn stop_asking(conn: &'static Conn) {
 
 /// Closes the descriptors that were needed to find the peer.
 fn close_wires(slow: &mut Slow) {
+    slow.pending.clear();
     for fd in [slow.listener.take(), slow.wire.take()]
         .into_iter()
         .flatten()
@@ -133,20 +163,42 @@ fn close_wires(slow: &mut Slow) {
     }
 }
 
+/// Counts a peer of another user, and names it in the ledger.
+fn count_in(conn: &Conn, user: User) -> Result<Option<Guest>, Why> {
+    match user {
+        User::Own => Ok(None),
+        User::Other(uid) => {
+            conn.row.put(Word::PeerUser, 1 + u64::from(uid));
+            guests::enter(uid).map(Some).ok_or(Why::TooMany)
+        }
+    }
+}
+
 /// The initiator's part.
-fn dial(fd: c_int, ends: &Ends) -> Result<Option<Chan>, Why> {
-    let Some(wire) = meet::dial(ends)? else {
+fn dial(conn: &Conn, fd: c_int, ends: &Ends) -> Result<Option<Chan>, Why> {
+    let Some((wire, listener)) = meet::dial(ends, guests::peers())? else {
         return Ok(None);
     };
-    let Some(cookie) = meet::peer_cookie(borrowed(fd))? else {
+    let Some(peer) = meet::peer(borrowed(fd), guests::peers())? else {
         return Ok(None);
     };
-    let (stream, segment) = Stream::create(RING_BYTES).map_err(|_| Why::System)?;
+    let owner = peer.user.ok_or(Why::OtherUser)?;
+    let guest = count_in(conn, owner.and(listener))?;
+    // A peer of another user is not to have our side's memory charged later.
+    let create = match &guest {
+        Some(_) => Stream::create_filled,
+        None => Stream::create,
+    };
+    let (stream, segment) = create(RING_BYTES).map_err(|_| Why::System)?;
     let (ours, theirs) = bell::pair().ok_or(Why::System)?;
-    meet::offer(&wire, borrowed(fd), cookie, segment.as_fd(), theirs.as_fd())?;
-    let mut chan = channel(stream, Role::Initiator, ours, fd)?;
-    chan.peer_process = meet::peer_process(&wire);
-    Ok(Some(chan))
+    let (segment, theirs) = (segment.as_fd(), theirs.as_fd());
+    meet::offer(&wire, borrowed(fd), peer.cookie, segment, theirs)?;
+    made(
+        (stream, Role::Initiator, ours),
+        fd,
+        meet::peer_process(&wire),
+        guest,
+    )
 }
 
 /// The responder's part.
@@ -155,22 +207,47 @@ fn take(conn: &'static Conn, fd: c_int, ends: &Ends, big: &Big) -> Result<Option
     let listener = if let Some(listener) = slow.listener {
         listener
     } else {
-        // The name is taken: by another process that shares the socket, or by one that wants to prevent the meeting.
-        let Ok(listener) = meet::listen(ends) else {
+        // A peer that is not met finds no listener.
+        if !meet_user(conn, fd, slow)? {
             return Ok(None);
-        };
-        let listener = hidden::hide(listener).ok_or(Why::Descriptors)?;
+        }
+        let listener = hidden::hide(meet::listen(ends)?).ok_or(Why::Descriptors)?;
         *slow.listener.insert(listener)
     };
-    let Some(offer) = meet::take(borrowed(listener), &mut slow.pending, borrowed(fd))? else {
+    let (listener, socket) = (borrowed(listener), borrowed(fd));
+    let Some(offer) = meet::take(listener, &mut slow.pending, socket, guests::peers())? else {
         return Ok(None);
     };
-    let stream = Stream::open(offer.segment).map_err(|_| Why::Broken)?;
+    let guest = count_in(conn, offer.user)?;
+    let open = match &guest {
+        Some(_) => Stream::open_filled,
+        None => Stream::open,
+    };
+    let stream = open(offer.segment).map_err(|_| Why::Broken)?;
     if stream.capacity() != RING_BYTES as usize {
         return Err(Why::Broken);
     }
-    let mut chan = channel(stream, Role::Responder, offer.bell, fd)?;
-    chan.peer_process = offer.process;
+    made(
+        (stream, Role::Responder, offer.bell),
+        fd,
+        offer.process,
+        guest,
+    )
+}
+
+/// The channel with a peer. Nothing of a process of another user is looked at but the ring and the bell.
+fn made(
+    (mut stream, role, bell): (Stream, Role, OwnedFd),
+    fd: c_int,
+    process: u32,
+    guest: Option<Guest>,
+) -> Result<Option<Chan>, Why> {
+    if guest.is_some() {
+        stream.refuse_sources();
+    }
+    let mut chan = channel(stream, role, bell, fd)?;
+    chan.peer_process = if guest.is_some() { 0 } else { process };
+    chan.guest = guest;
     Ok(Some(chan))
 }
 

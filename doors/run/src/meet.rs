@@ -3,8 +3,9 @@
 //! The rendezvous adds nothing to the TCP stream, and no call waits. The end with the larger address listens on an abstract Unix socket whose name is
 //! the connection's two addresses; the other one dials it and sends an [offer](offer()) with the shared segment and the bell. Abstract names
 //! belong to a network namespace, as the connection does. Any process can take a name. So the dialler asks the kernel which process listens
-//! (`SO_PEERCRED`) and which user has the connection's other end (`NETLINK_SOCK_DIAG`), the listener asks the same of the dialler, and each checks the
-//! other socket's number (`SO_COOKIE`), which excludes an earlier connection of the same addresses.
+//! (`SO_PEERCRED`) and which user has the connection's other end (`NETLINK_SOCK_DIAG`), the listener asks the same of the dialler and of the sender of
+//! the offer (`SCM_CREDENTIALS`), and each checks the other socket's number (`SO_COOKIE`), which excludes an earlier connection of the same addresses.
+//! Every user that the kernel names has to be one of [`Peers`].
 
 use std::fmt::Write as _;
 use std::io;
@@ -13,7 +14,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use weft_ring::Role;
 use weft_sys::unix::{self, Name};
-use weft_sys::{diag, process, tcp};
+use weft_sys::{diag, tcp};
+
+use crate::peers::{Peers, User};
 
 const MAGIC: [u8; 8] = *b"weftrun1";
 const OFFER: usize = 8 + 8 + 8;
@@ -84,12 +87,16 @@ pub enum Why {
     NotYet = 29,
     /// A fork into another PID namespace: the locks that both processes would share name their holders by PID.
     PidNamespace = 30,
+    /// A user that we do not meet has taken the name by which the two ends meet.
+    NameTaken = 31,
+    /// The peer's user has as many connections as another user gets.
+    TooMany = 32,
 }
 
 impl Why {
     /// Converts a number of a ledger.
     pub fn of(number: u32) -> Why {
-        const ALL: [Why; 31] = [
+        const ALL: [Why; 33] = [
             Why::None,
             Why::Short,
             Why::Elsewhere,
@@ -121,6 +128,8 @@ impl Why {
             Why::Sandbox,
             Why::NotYet,
             Why::PidNamespace,
+            Why::NameTaken,
+            Why::TooMany,
         ];
         ALL.get(number as usize).copied().unwrap_or(Why::None)
     }
@@ -138,7 +147,7 @@ impl Why {
                 "the peer has not looked for us: it has made few calls so far, or runs without `weft run`"
             }
             Why::OtherUser => {
-                "the peer belongs to another user: run both as one user (a packaged service often has its own)"
+                "the peer belongs to another user: name each other's user with --with, or run both as one"
             }
             Why::Impostor => "what answered in the peer's place is not the connection's other end",
             Why::System => "a system call that is needed to meet the peer failed",
@@ -176,6 +185,8 @@ impl Why {
             Why::Unseen => "bytes were moved by a call that weft does not see",
             Why::Sandbox => "the process limits its own system calls (seccomp)",
             Why::PidNamespace => "a process in another PID namespace has got the socket by a fork",
+            Why::NameTaken => "another user has taken the name by which the two ends would meet",
+            Why::TooMany => "the peer's user has as many connections as another user gets",
             Why::Unread => {
                 "unread bytes could not go back to TCP for the program that gets the socket"
             }
@@ -244,21 +255,37 @@ impl Ends {
 /// Makes the responder's listening socket.
 ///
 /// # Errors
-/// `AddrInUse` if the name is taken.
-pub fn listen(ends: &Ends) -> io::Result<OwnedFd> {
-    unix::listen(Name::Abstract(&ends.name()), 4)
+/// [`Why::NameTaken`], which can end; [`Why::System`].
+pub fn listen(ends: &Ends) -> Result<OwnedFd, Why> {
+    let listener = unix::listen(Name::Abstract(&ends.name()), BACKLOG);
+    let listener = listener.map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => Why::NameTaken,
+        _ => Why::System,
+    })?;
+    unix::ask_for_senders(&listener, true).map_err(|_| Why::System)?;
+    Ok(listener)
 }
 
-/// A connection to the responder's socket, which a process of our user has made. `None` when there is none.
-pub fn dial(ends: &Ends) -> Result<Option<OwnedFd>, Why> {
+/// Diallers that wait at a responder: more than one if processes that are not the peer dial its name.
+const BACKLOG: u32 = 4;
+
+/// A connection to the responder's socket, which a process of a user that we meet has made. `None` when there is none.
+pub fn dial(ends: &Ends, peers: &Peers) -> Result<Option<(OwnedFd, User)>, Why> {
     let wire = match unix::connect(Name::Abstract(&ends.name())) {
         Ok(wire) => wire,
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+        // A full queue: at a peer nobody waits but us, so it is another's name, or others dial it.
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(Why::NameTaken),
         Err(_) => return Err(Why::System),
     };
-    same_user(&wire)?;
-    Ok(Some(wire))
+    let user = behind(&wire, peers)?.ok_or(Why::NameTaken)?;
+    Ok(Some((wire, user)))
+}
+
+/// The user whose process has made the other end of a wire. `None`: we do not meet it.
+fn behind(wire: impl AsFd, peers: &Peers) -> Result<Option<User>, Why> {
+    let cred = unix::peer_cred(wire).map_err(|_| Why::System)?;
+    Ok(peers.judge_process(cred.uid, cred.pid))
 }
 
 pub(crate) fn same_user(wire: impl AsFd) -> Result<(), Why> {
@@ -270,14 +297,25 @@ pub(crate) fn same_user(wire: impl AsFd) -> Result<(), Why> {
     }
 }
 
-/// Returns the cookie of the connection's other end, which belongs to our user. `None` if no process has it open yet.
-pub fn peer_cookie(fd: impl AsFd) -> Result<Option<u64>, Why> {
-    match diag::tcp_peer(fd) {
-        Ok(Some(peer)) if peer.uid == process::uid() => Ok(Some(peer.cookie)),
-        Ok(Some(_)) => Err(Why::OtherUser),
-        Ok(None) => Ok(None),
-        Err(_) => Err(Why::System),
-    }
+/// The connection's other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its socket's number.
+    pub cookie: u64,
+    /// Its user's number.
+    pub uid: u32,
+    /// What that user is to us; `None`: it is not met.
+    pub user: Option<User>,
+}
+
+/// Asks the kernel for the connection's other end. `None` if no process has it open yet.
+pub fn peer(fd: impl AsFd, peers: &Peers) -> Result<Option<Peer>, Why> {
+    let peer = diag::tcp_peer(fd).map_err(|_| Why::System)?;
+    Ok(peer.map(|diag::TcpPeer { uid, cookie }| Peer {
+        cookie,
+        uid,
+        user: peers.judge(uid),
+    }))
 }
 
 fn own_cookie(fd: impl AsFd) -> Result<u64, Why> {
@@ -304,7 +342,7 @@ pub fn offer(
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..16].copy_from_slice(&own_cookie(own)?.to_ne_bytes());
     bytes[16..].copy_from_slice(&peer_cookie.to_ne_bytes());
-    unix::send_with_fds(wire, &bytes, &[segment, bell]).map_err(|_| Why::System)
+    unix::send_signed(wire, &bytes, &[segment, bell]).map_err(|_| Why::System)
 }
 
 /// An offer to the responder.
@@ -316,46 +354,89 @@ pub struct Offer {
     pub bell: OwnedFd,
     /// The initiator's process, see [`peer_process`].
     pub process: u32,
+    /// Its user.
+    pub user: User,
 }
 
-/// Checks the offer of a dialler that has come to the responder's socket. `fd` is the responder's TCP socket; a dialler that has
-/// connected and not sent its offer yet waits in `pending` for the next look.
+/// Diallers that have come to the responder's socket and not sent an offer yet, the oldest first.
+pub type Pending = Vec<OwnedFd>;
+
+/// Most of them. A dialler that has come later takes the place of the oldest.
+const MOST_PENDING: usize = 4;
+
+/// Checks the offers of diallers that have come to the responder's socket. `fd` is the responder's TCP socket. A dialler of a user that we do not meet
+/// costs nothing but its `accept`. One of our own user that is not the peer ends the search; one of another user does not.
 pub fn take(
     listener: impl AsFd,
-    pending: &mut Option<OwnedFd>,
+    pending: &mut Pending,
     fd: impl AsFd,
+    peers: &Peers,
 ) -> Result<Option<Offer>, Why> {
-    let wire = match pending.take() {
-        Some(wire) => wire,
-        None => match unix::accept(listener).map_err(|_| Why::System)? {
+    let mut waiting = std::mem::take(pending).into_iter();
+    for _ in 0..2 * (BACKLOG as usize + MOST_PENDING) {
+        let wire = match waiting.next() {
             Some(wire) => wire,
-            None => return Ok(None),
-        },
-    };
-    same_user(&wire)?;
-    let mut bytes = [0; OFFER + 1];
-    let (n, fds) = match unix::recv_with_fds(&wire, &mut bytes, 2) {
-        Ok(Some(got)) => got,
-        // It has ended, or could not make its offer this time.
-        Ok(None) => return Ok(None),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-            *pending = Some(wire);
-            return Ok(None);
+            None => match unix::accept(&listener).map_err(|_| Why::System)? {
+                Some(wire) => wire,
+                None => break,
+            },
+        };
+        // Nothing is read or kept of others.
+        let Some(user) = behind(&wire, peers)? else {
+            continue;
+        };
+        match hear(&wire, user, &fd, peers) {
+            Ok(Heard::Offer(offer)) => return Ok(Some(offer)),
+            Ok(Heard::Nothing) => {
+                if pending.len() == MOST_PENDING {
+                    pending.remove(0);
+                }
+                pending.push(wire);
+            }
+            // It has ended, or could not make its offer this time.
+            Ok(Heard::End) => {}
+            Err(Why::Impostor) if user != User::Own => {}
+            Err(why) => return Err(why),
         }
-        Err(_) => return Err(Why::System),
+    }
+    Ok(None)
+}
+
+enum Heard {
+    Nothing,
+    End,
+    Offer(Offer),
+}
+
+/// Checks the offer of one dialler.
+fn hear(wire: &OwnedFd, dialled: User, fd: impl AsFd, peers: &Peers) -> Result<Heard, Why> {
+    let mut bytes = [0; OFFER + 1];
+    let packet = match unix::recv(wire, &mut bytes, 2) {
+        Ok(Some(packet)) => packet,
+        Ok(None) => return Ok(Heard::End),
+        Err(e) => {
+            return match e.kind() {
+                io::ErrorKind::WouldBlock => Ok(Heard::Nothing),
+                io::ErrorKind::InvalidData => Err(Why::Impostor),
+                io::ErrorKind::ConnectionReset => Ok(Heard::End),
+                _ => Err(Why::System),
+            };
+        }
     };
+    let sender = packet.sender.ok_or(Why::Impostor)?.cred;
+    let signed = peers.judge(sender.uid).ok_or(Why::Impostor)?;
     let theirs = u64::from_ne_bytes(std::array::from_fn(|i| bytes[8 + i]));
     let ours = u64::from_ne_bytes(std::array::from_fn(|i| bytes[16 + i]));
-    if n != OFFER || bytes[..8] != MAGIC || ours != own_cookie(&fd)? {
+    if packet.len != OFFER || bytes[..8] != MAGIC || ours != own_cookie(&fd)? {
         return Err(Why::Impostor);
     }
-    match peer_cookie(&fd)? {
-        Some(cookie) if cookie == theirs => {}
-        Some(_) => return Err(Why::Impostor),
-        // It has closed the connection meanwhile.
-        None => return Err(Why::Short),
+    // None: it has closed the connection meanwhile.
+    let peer = peer(&fd, peers)?.ok_or(Why::Short)?;
+    let owner = peer.user.ok_or(Why::OtherUser)?;
+    if peer.cookie != theirs {
+        return Err(Why::Impostor);
     }
-    let Ok([segment, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
+    let Ok([segment, bell]) = <[OwnedFd; 2]>::try_from(packet.fds) else {
         return Err(Why::Impostor);
     };
     let kind = (
@@ -370,11 +451,11 @@ pub fn take(
     {
         return Err(Why::Impostor);
     }
-    let process = peer_process(&wire);
-    Ok(Some(Offer {
+    Ok(Heard::Offer(Offer {
         segment,
         bell,
-        process,
+        process: peer_process(wire),
+        user: owner.and(dialled).and(signed),
     }))
 }
 
@@ -384,6 +465,10 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
     use weft_ring::stream::Stream;
+
+    fn alone() -> Peers {
+        Peers::default()
+    }
 
     fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -402,15 +487,21 @@ mod tests {
         let (a, b) = pair();
         let (ends_a, ends_b) = (Ends::of(&a).unwrap(), Ends::of(&b).unwrap());
         assert_eq!(ends_a.role().peer(), ends_b.role());
-        assert!(dial(&ends_a).unwrap().is_none());
+        assert!(dial(&ends_a, &alone()).unwrap().is_none());
         let listener = listen(&ends_b).unwrap();
-        assert!(take(&listener, &mut None, &b).unwrap().is_none());
-        let wire = dial(&ends_a).unwrap().unwrap();
+        assert!(
+            take(&listener, &mut Vec::new(), &b, &alone())
+                .unwrap()
+                .is_none()
+        );
+        let wire = dial(&ends_a, &alone()).unwrap().unwrap().0;
         let (_segment, fd) = Stream::create(1 << 16).unwrap();
         let (_bell, theirs) = UnixStream::pair().unwrap();
-        let cookie = peer_cookie(&a).unwrap().unwrap();
+        let cookie = peer(&a, &alone()).unwrap().unwrap().cookie;
         offer(&wire, &a, cookie, fd.as_fd(), theirs.as_fd()).unwrap();
-        let got = take(&listener, &mut None, &b).unwrap().unwrap();
+        let got = take(&listener, &mut Vec::new(), &b, &alone())
+            .unwrap()
+            .unwrap();
         assert!(Stream::open(got.segment).is_ok());
     }
 
@@ -421,17 +512,23 @@ mod tests {
         let listener = listen(&Ends::of(&b).unwrap()).unwrap();
         let (_segment, fd) = Stream::create(1 << 16).unwrap();
         let (_bell, theirs) = UnixStream::pair().unwrap();
-        let cookie = peer_cookie(&a).unwrap().unwrap();
+        let cookie = peer(&a, &alone()).unwrap().unwrap().cookie;
         let ends = Ends::of(&a).unwrap();
         for (own, cookie) in [(&other, cookie), (&a, cookie + 1)] {
-            let wire = dial(&ends).unwrap().unwrap();
+            let wire = dial(&ends, &alone()).unwrap().unwrap().0;
             offer(&wire, own, cookie, fd.as_fd(), theirs.as_fd()).unwrap();
-            assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Impostor));
+            assert_eq!(
+                take(&listener, &mut Vec::new(), &b, &alone()).err(),
+                Some(Why::Impostor)
+            );
         }
         // Something that is no socket for a bell.
-        let wire = dial(&ends).unwrap().unwrap();
+        let wire = dial(&ends, &alone()).unwrap().unwrap().0;
         offer(&wire, &a, cookie, fd.as_fd(), fd.as_fd()).unwrap();
-        assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Impostor));
+        assert_eq!(
+            take(&listener, &mut Vec::new(), &b, &alone()).err(),
+            Some(Why::Impostor)
+        );
     }
 
     #[test]
@@ -440,20 +537,23 @@ mod tests {
         let listener = listen(&Ends::of(&b).unwrap()).unwrap();
         let (_segment, fd) = Stream::create(1 << 16).unwrap();
         let (_bell, theirs) = UnixStream::pair().unwrap();
-        let cookie = peer_cookie(&a).unwrap().unwrap();
+        let cookie = peer(&a, &alone()).unwrap().unwrap().cookie;
         let ends = Ends::of(&a).unwrap();
-        drop(dial(&ends).unwrap().unwrap());
-        let taken = take(&listener, &mut None, &b);
+        drop(dial(&ends, &alone()).unwrap().unwrap().0);
+        let taken = take(&listener, &mut Vec::new(), &b, &alone());
         assert!(matches!(taken, Ok(None)), "it may dial again: {taken:?}");
-        let wire = dial(&ends).unwrap().unwrap();
+        let wire = dial(&ends, &alone()).unwrap().unwrap().0;
         offer(&wire, &a, cookie, fd.as_fd(), theirs.as_fd()).unwrap();
         drop(a);
-        assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Short));
+        assert_eq!(
+            take(&listener, &mut Vec::new(), &b, &alone()).err(),
+            Some(Why::Short)
+        );
     }
 
     #[test]
     fn reasons_survive_the_ledger() {
-        for number in 0..=27 {
+        for number in 0..=32 {
             assert_eq!(Why::of(number) as u32, number);
             assert_eq!(Why::of(number).text().is_empty(), number == 0);
         }

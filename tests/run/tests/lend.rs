@@ -14,6 +14,7 @@ use weft_ring::Role;
 use weft_ring::source::Terms;
 use weft_ring::stream::{Published, Stream};
 use weft_run::meet::{self, Ends};
+use weft_run::peers::Peers;
 use weft_run_tests::{
     Done, PYTHON, Weft, compiled, free_port, have, iperf3, library, pattern, plain, python, say,
     weft,
@@ -349,6 +350,11 @@ fn nginx(mode: (&str, &str, &str), dir: &Path) {
     running.interrupt();
 }
 
+/// The liar meets victims of every user.
+pub(crate) fn everybody() -> Peers {
+    Peers::with("any").unwrap()
+}
+
 /// A peer that knows the formats and lies.
 pub(crate) struct Liar {
     pub(crate) tcp: TcpStream,
@@ -361,9 +367,10 @@ pub(crate) struct Liar {
 
 /// Offers a victim that has opened its listener a ring of so many bytes.
 pub(crate) fn offer(tcp: &TcpStream, ends: &Ends, bytes: u32) -> Option<(Stream, UnixStream)> {
-    let wire = meet::dial(ends).unwrap()?;
-    let cookie = meet::peer_cookie(tcp).unwrap().unwrap();
-    let (stream, segment) = Stream::create(bytes).unwrap();
+    let peers = everybody();
+    let (wire, _) = meet::dial(ends, &peers).unwrap()?;
+    let cookie = meet::peer(tcp, &peers).unwrap().unwrap().cookie;
+    let (stream, segment) = Stream::create_filled(bytes).unwrap();
     let (bell, theirs) = UnixStream::pair().unwrap();
     meet::offer(&wire, tcp, cookie, segment.as_fd(), theirs.as_fd()).unwrap();
     Some((stream, bell))
@@ -377,7 +384,7 @@ impl Liar {
         let ends = Ends::of(&tcp).unwrap();
         let role = ends.role();
         let listener = (role == Role::Responder).then(|| meet::listen(&ends).unwrap());
-        let mut pending = None;
+        let mut pending = Vec::new();
         let mut met = None;
         let mut count = 0;
         while met.is_none() {
@@ -390,7 +397,7 @@ impl Liar {
                     break;
                 }
                 met = match &listener {
-                    Some(listener) => meet::take(listener, &mut pending, &tcp)
+                    Some(listener) => meet::take(listener, &mut pending, &tcp, &everybody())
                         .unwrap()
                         .map(|offer| (Stream::open(offer.segment).unwrap(), offer.bell.into())),
                     None => offer(&tcp, &ends, 1 << 18),
