@@ -13,6 +13,8 @@ pub mod key;
 pub mod man;
 pub mod mpi;
 pub mod run;
+mod service;
 pub mod stat;
+mod users;
 pub mod verbs;
 mod view;
