@@ -216,7 +216,8 @@ impl Stream {
         let offered = self.source_word(sender, Word::Offered).load(SeqCst);
         let ahead = offered.wrapping_sub(number);
         // One more than is complete may be withdrawn, when the direction was closed.
-        if ahead > self.most_sources() {
+        let most = if self.takes_sources() { SOURCES } else { 0 };
+        if ahead > most {
             return Err(Broken);
         }
         if ahead == 0 {

@@ -19,6 +19,7 @@ use weft_run::meet::{Ends, Pending, Why};
 
 use crate::chan::Chan;
 use crate::ledger::Row;
+use crate::meeting::Meeting;
 use crate::private::{self, Guards, Held, Private};
 use crate::state::SharedPhase;
 use crate::table::{self, Socket};
@@ -133,6 +134,8 @@ pub(crate) struct Slow {
     pub(crate) ends: Option<Ends>,
     pub(crate) listener: Option<c_int>,
     pub(crate) pending: Pending,
+    /// The meeting through a folder, until there is a channel.
+    pub(crate) meeting: Option<Meeting>,
     /// The kernel has told the peer's user.
     pub(crate) knows_user: bool,
     /// The connection to the broker, hidden, until there is a channel.

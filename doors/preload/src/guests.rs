@@ -2,8 +2,11 @@
 
 use std::sync::OnceLock;
 
-use weft_run::peers::{Guest, Guests, Peers, USERS};
+use weft_run::ledger::Word;
+use weft_run::meet::Why;
+use weft_run::peers::{Guest, Guests, Peers, USERS, User};
 
+use crate::ledger::Row;
 use crate::patience::Patience;
 
 static GUESTS: Guests = Guests::new();
@@ -16,9 +19,15 @@ pub(crate) fn peers() -> &'static Peers {
     PEERS.get_or_init(Peers::of_environment)
 }
 
-/// Counts a connection more of a user. `None`: it has too many. Under the lock of [`big`](crate::conn::big).
-pub(crate) fn enter(uid: u32) -> Option<Guest> {
-    GUESTS.enter(uid)
+/// Counts a peer of another user, and names it in the ledger. Under the lock of [`big`](crate::conn::big).
+pub(crate) fn count_in(row: &Row, user: User) -> Result<Option<Guest>, Why> {
+    match user {
+        User::Own => Ok(None),
+        User::Other(uid) => {
+            row.put(Word::PeerUser, 1 + u64::from(uid));
+            GUESTS.enter(uid).map(Some).ok_or(Why::TooMany)
+        }
+    }
 }
 
 /// What the user may still keep calls waiting that must not wait.

@@ -1,28 +1,26 @@
 //! How a connection gets a channel and leaves it.
 
 use libc::c_int;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::Role;
-use weft_ring::stream::Stream;
 use weft_run::connection::Phase;
 use weft_run::connection::over::{self, Answer};
 use weft_run::gate::Join;
 use weft_run::ledger::Word;
 use weft_run::meet::{self, Ends, Why};
 use weft_run::pace;
-use weft_run::peers::{Guest, User};
+use weft_run::peers::User;
 
-use crate::bell::{self, channel};
+use crate::bell;
 use crate::chan::Chan;
 use crate::conn::{Big, Conn, Inside, Slow, big};
 use crate::direction::{close_sending, tx_after};
+use crate::guests::{self, count_in};
 use crate::kernel::borrowed;
-use crate::{counts, guests, hidden, hosts, kernel, settings};
-
-/// Bytes that a direction's ring holds.
-const RING_BYTES: u32 = 256 << 10;
+use crate::peer::{made, new_stream, open_stream};
+use crate::{containers, counts, hidden, hosts, kernel, settings};
 
 /// Counts a send or receive, and looks for the peer when that is due.
 #[inline]
@@ -69,9 +67,13 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         },
     };
     let is_local = ends.may_be_local();
-    if !is_local && hosts::wanted().is_none() {
+    if !is_local && !hosts::keeps_beginnings() {
         return conn.plain(Why::Elsewhere);
     }
+    // The broker is asked when nobody has come through the folder.
+    let by_folder = !is_local
+        && containers::folder().is_some()
+        && (n <= BY_FOLDER || hosts::wanted().is_none());
     conn.row.begin(fd, &ends);
     // Those that are set later are seen; these may come from the listener.
     if is_first && kernel::has_options_of_tcp(fd) {
@@ -82,6 +84,7 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         return;
     }
     let made = match (hosts::wanted(), ends.role()) {
+        _ if by_folder => containers::look(conn, fd, ends, &big),
         (Some(carrier), _) if !is_local => hosts::look(conn, fd, n, ends, carrier, &big),
         (_, Role::Initiator) => dial(conn, fd, &ends),
         (_, Role::Responder) => take(conn, fd, &ends, &big),
@@ -102,14 +105,17 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
             join(conn, inside);
         }
         Ok(None) if n >= pace::LAST_LOOK => give_up(conn, Why::NoPeer, &big),
-        Ok(None) if is_local && n >= LATE_LOOK => conn.note(Why::NoPeer),
-        Ok(None) if is_local => conn.note(Why::NotYet),
+        Ok(None) if (is_local || by_folder) && n >= LATE_LOOK => conn.note(Why::NoPeer),
+        Ok(None) if is_local || by_folder => conn.note(Why::NotYet),
         Ok(None) => {}
         // Who has the name may let it go.
         Err(Why::NameTaken) if n < pace::LAST_LOOK => conn.note(Why::NameTaken),
         Err(why) => give_up(conn, why, &big),
     }
 }
+
+/// Calls of ours in which a peer under `weft run` would come through the folder.
+const BY_FOLDER: u64 = 32;
 
 /// After as many calls of ours a peer of our user would mostly have met us.
 const LOOK_AT_USER: u64 = 8;
@@ -155,22 +161,12 @@ pub(crate) fn stop_asking(conn: &'static Conn) {
 /// Closes the descriptors that were needed to find the peer.
 fn close_wires(slow: &mut Slow) {
     slow.pending.clear();
+    slow.meeting = None;
     for fd in [slow.listener.take(), slow.wire.take()]
         .into_iter()
         .flatten()
     {
         hidden::close(fd);
-    }
-}
-
-/// Counts a peer of another user, and names it in the ledger.
-fn count_in(conn: &Conn, user: User) -> Result<Option<Guest>, Why> {
-    match user {
-        User::Own => Ok(None),
-        User::Other(uid) => {
-            conn.row.put(Word::PeerUser, 1 + u64::from(uid));
-            guests::enter(uid).map(Some).ok_or(Why::TooMany)
-        }
     }
 }
 
@@ -183,20 +179,15 @@ fn dial(conn: &Conn, fd: c_int, ends: &Ends) -> Result<Option<Chan>, Why> {
         return Ok(None);
     };
     let owner = peer.user.ok_or(Why::OtherUser)?;
-    let guest = count_in(conn, owner.and(listener))?;
-    // A peer of another user is not to have our side's memory charged later.
-    let create = match &guest {
-        Some(_) => Stream::create_filled,
-        None => Stream::create,
-    };
-    let (stream, segment) = create(RING_BYTES).map_err(|_| Why::System)?;
+    let guest = count_in(&conn.row, owner.and(listener))?;
+    let (stream, segment) = new_stream(guest.is_some())?;
     let (ours, theirs) = bell::pair().ok_or(Why::System)?;
     let (segment, theirs) = (segment.as_fd(), theirs.as_fd());
     meet::offer(&wire, borrowed(fd), peer.cookie, segment, theirs)?;
     made(
         (stream, Role::Initiator, ours),
         fd,
-        meet::peer_process(&wire),
+        Some(meet::peer_process(&wire)),
         guest,
     )
 }
@@ -218,37 +209,14 @@ fn take(conn: &'static Conn, fd: c_int, ends: &Ends, big: &Big) -> Result<Option
     let Some(offer) = meet::take(listener, &mut slow.pending, socket, guests::peers())? else {
         return Ok(None);
     };
-    let guest = count_in(conn, offer.user)?;
-    let open = match &guest {
-        Some(_) => Stream::open_filled,
-        None => Stream::open,
-    };
-    let stream = open(offer.segment).map_err(|_| Why::Broken)?;
-    if stream.capacity() != RING_BYTES as usize {
-        return Err(Why::Broken);
-    }
+    let guest = count_in(&conn.row, offer.user)?;
+    let stream = open_stream(offer.segment, guest.is_some())?;
     made(
         (stream, Role::Responder, offer.bell),
         fd,
-        offer.process,
+        Some(offer.process),
         guest,
     )
-}
-
-/// The channel with a peer. Nothing of a process of another user is looked at but the ring and the bell.
-fn made(
-    (mut stream, role, bell): (Stream, Role, OwnedFd),
-    fd: c_int,
-    process: u32,
-    guest: Option<Guest>,
-) -> Result<Option<Chan>, Why> {
-    if guest.is_some() {
-        stream.refuse_sources();
-    }
-    let mut chan = channel(stream, role, bell, fd)?;
-    chan.peer_process = if guest.is_some() { 0 } else { process };
-    chan.guest = guest;
-    Ok(Some(chan))
 }
 
 /// From here on the peer can follow what we send over TCP. Only when no send is under way, and the kernel has the count that we have. `false`: not yet.

@@ -1,5 +1,5 @@
 //! The parts of `weft run` outside its preload library, without unsafe code: how the two ends of a TCP connection on one host find each other
-//! ([`meet`]), how two UDP sockets do ([`dgram`]), their messages to the broker that reaches other hosts ([`hosts`]), which users meet
+//! ([`meet`]; [`folder`] between containers), how two UDP sockets do ([`dgram`]), their messages to the broker that reaches other hosts ([`hosts`]), which users meet
 //! ([`peers`]), when they try ([`pace`]), how sends are counted while they go over ([`gate`]), the report of a process's connections ([`ledger`]), and the libraries' names
 //! ([`preload`]). The formats are in `docs/spec/run.md`.
 #![forbid(unsafe_code)]
@@ -7,6 +7,7 @@
 pub mod addr;
 pub mod connection;
 pub mod dgram;
+pub mod folder;
 pub mod gate;
 pub mod hosts;
 pub mod ledger;
@@ -15,4 +16,5 @@ pub mod meet;
 pub mod pace;
 pub mod peers;
 pub mod preload;
+pub mod proof;
 pub mod sandbox;

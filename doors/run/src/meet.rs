@@ -283,7 +283,7 @@ pub fn dial(ends: &Ends, peers: &Peers) -> Result<Option<(OwnedFd, User)>, Why> 
 }
 
 /// The user whose process has made the other end of a wire. `None`: we do not meet it.
-fn behind(wire: impl AsFd, peers: &Peers) -> Result<Option<User>, Why> {
+pub(crate) fn behind(wire: impl AsFd, peers: &Peers) -> Result<Option<User>, Why> {
     let cred = unix::peer_cred(wire).map_err(|_| Why::System)?;
     Ok(peers.judge_process(cred.uid, cred.pid))
 }
@@ -402,6 +402,13 @@ pub fn take(
     Ok(None)
 }
 
+/// Whether a descriptor is a stream socket of Unix.
+pub(crate) fn is_bell(fd: impl AsFd) -> bool {
+    let domain = rustix::net::sockopt::socket_domain(&fd);
+    let kind = rustix::net::sockopt::socket_type(&fd);
+    domain == Ok(rustix::net::AddressFamily::UNIX) && kind == Ok(rustix::net::SocketType::STREAM)
+}
+
 enum Heard {
     Nothing,
     End,
@@ -439,16 +446,7 @@ fn hear(wire: &OwnedFd, dialled: User, fd: impl AsFd, peers: &Peers) -> Result<H
     let Ok([segment, bell]) = <[OwnedFd; 2]>::try_from(packet.fds) else {
         return Err(Why::Impostor);
     };
-    let kind = (
-        rustix::net::sockopt::socket_domain(&bell),
-        rustix::net::sockopt::socket_type(&bell),
-    );
-    if kind
-        != (
-            Ok(rustix::net::AddressFamily::UNIX),
-            Ok(rustix::net::SocketType::STREAM),
-        )
-    {
+    if !is_bell(&bell) {
         return Err(Why::Impostor);
     }
     Ok(Heard::Offer(Offer {

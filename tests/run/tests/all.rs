@@ -1,6 +1,7 @@
 //! Programs under `weft run` and `weft advise`, but for the random ones (differ.rs).
 
 mod advise;
+mod containers;
 mod cpython;
 mod faults;
 mod forks;

@@ -12,6 +12,7 @@ pub mod hello;
 pub mod key;
 pub mod man;
 pub mod mpi;
+mod plain;
 pub mod run;
 mod service;
 pub mod stat;

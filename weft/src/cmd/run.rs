@@ -2,8 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -12,13 +11,12 @@ use weft_run::lend;
 use weft_run::peers;
 use weft_run::preload::{LIBRARIES, MALLOC_LIBRARIES};
 
+use super::plain::plain;
+use super::service::{self, Service};
 use weft_cli::failure::Failure;
 use weft_cli::places;
 use weft_cli::start::{fail, refuse};
 use weft_report::programs::find;
-use weft_sys::elf::{self, Kind};
-
-use super::service::{self, Service};
 
 pub(crate) const LONG: &str = "\
 Run an unmodified program for TCP or UDP sockets. Its TCP connections to other programs under `weft run`, on the same \
@@ -277,35 +275,4 @@ fn within(dir: &Path) -> Option<PathBuf> {
         .iter()
         .map(|name| dir.join(name))
         .find(|file| fs::read(file).is_ok_and(|bytes| bytes.windows(MARK.len()).any(|w| w == MARK)))
-}
-
-/// The reason why the library has no effect on the program, or may have none.
-pub(crate) fn plain(program: &Path) -> Option<&'static str> {
-    if let Ok(about) = fs::metadata(program) {
-        let mode = about.permissions().mode();
-        let user = mode & 0o4000 != 0 && about.uid() != rustix::process::geteuid().as_raw();
-        let group = mode & 0o2000 != 0 && about.gid() != rustix::process::getegid().as_raw();
-        if user || group {
-            return Some(
-                "it runs with other rights (setuid or setgid), so the loader ignores LD_PRELOAD",
-            );
-        }
-    }
-    // An unreadable file may be executable.
-    let file = File::open(program).ok()?;
-    match elf::kind(&file).ok()? {
-        Kind::Static => Some("it is linked statically, so no library is loaded into it"),
-        Kind::Dynamic { .. } if elf::is_go(&file).unwrap_or(false) => {
-            Some("it is a Go program, which makes its own system calls")
-        }
-        Kind::Script(interpreter) => {
-            let interpreter = PathBuf::from(interpreter);
-            let file = File::open(&interpreter).ok()?;
-            match elf::kind(&file).ok()? {
-                Kind::Script(_) => None,
-                _ => plain(&interpreter),
-            }
-        }
-        _ => elf::refuses_preload(&file).ok()?,
-    }
 }

@@ -174,7 +174,7 @@ fn about(unit: &Unit, library: &str) -> String {
         let _ = writeln!(text, "  {mark}: {}: {}", one.line, one.effect);
     }
     let program = unit.program().map(Path::new);
-    if let Some(why) = program.and_then(super::run::plain) {
+    if let Some(why) = program.and_then(super::plain::plain) {
         let _ = writeln!(text, "  in the way: ExecStart: {why}");
     }
     text

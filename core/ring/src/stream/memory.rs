@@ -6,7 +6,6 @@
 //! are masked, copies are cut at the ring's end, and no reference to the bytes is formed but `&AtomicU64`.
 
 use crate::file::{CONTROL, File, Kind};
-use crate::source::SOURCES;
 use crate::{OpenError, Role};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,26 +27,26 @@ pub(super) fn announced() {}
 #[derive(Debug)]
 pub struct Stream {
     file: File,
-    /// Sources that the peer may have open at a time.
-    most_sources: u64,
+    /// The peer may offer sources.
+    takes_sources: bool,
 }
 
 impl Stream {
     fn new(file: File) -> Stream {
         Stream {
             file,
-            most_sources: SOURCES,
+            takes_sources: true,
         }
     }
 
     /// Takes no sources: a peer that offers one breaks the rules.
     pub fn refuse_sources(&mut self) {
-        self.most_sources = 0;
+        self.takes_sources = false;
     }
 
     #[inline]
-    pub(crate) fn most_sources(&self) -> u64 {
-        self.most_sources
+    pub(crate) fn takes_sources(&self) -> bool {
+        self.takes_sources
     }
 
     /// A new one, and the file for the peer. `ring_bytes` is the capacity of each direction: a power of two in 16 KiB..=16 MiB. Pages take
