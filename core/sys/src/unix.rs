@@ -79,7 +79,7 @@ pub fn listen(name: Name<'_>, backlog: u32) -> io::Result<OwnedFd> {
 }
 
 /// Whether this is a socket file that nobody listens on.
-fn is_dead(path: &Path) -> bool {
+pub fn is_dead(path: &Path) -> bool {
     // Connecting to a plain file is refused too.
     path.symlink_metadata()
         .is_ok_and(|m| m.file_type().is_socket())

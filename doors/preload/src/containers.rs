@@ -5,8 +5,8 @@
 use libc::c_int;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Once, OnceLock};
 
 use weft_ring::Role;
 use weft_run::folder::{self, Acceptor, View};
@@ -16,7 +16,7 @@ use weft_sys::settings::LOCAL_DIR;
 
 use crate::bell;
 use crate::chan::Chan;
-use crate::conn::{Big, Conn, Slow};
+use crate::conn::{self, Big, Conn, Slow};
 use crate::guests::{self, count_in};
 use crate::hidden;
 use crate::kernel::borrowed;
@@ -27,6 +27,14 @@ use crate::peer::{made, new_stream, open_stream};
 pub(crate) fn folder() -> Option<&'static PathBuf> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     FOLDER.get_or_init(|| LOCAL_DIR.path()).as_ref()
+}
+
+/// The process ends: its sockets leave the folder.
+pub(crate) fn end() {
+    if folder().is_some() && !conn::holds_big() {
+        let big = conn::big();
+        conn::each(|_, conn| conn.slow(&big).meeting = None);
+    }
 }
 
 /// Takes the next step, under the lock. Returns the channel when that was the last one.
@@ -95,6 +103,8 @@ fn accept(
 ) -> Result<Option<Chan>, Why> {
     let (Some(listener), Some(Meeting::Acceptor(_, acceptor))) = (slow.listener, &mut slow.meeting)
     else {
+        static SWEEP: Once = Once::new();
+        SWEEP.call_once(|| path.parent().into_iter().for_each(folder::sweep));
         let listener = folder::listen(&path)?;
         let file = SocketFile::new(path);
         slow.listener = Some(hidden::hide(listener).ok_or(Why::Descriptors)?);

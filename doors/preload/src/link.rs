@@ -108,8 +108,13 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         Ok(None) if (is_local || by_folder) && n >= LATE_LOOK => conn.note(Why::NoPeer),
         Ok(None) if is_local || by_folder => conn.note(Why::NotYet),
         Ok(None) => {}
-        // Who has the name may let it go.
-        Err(Why::NameTaken) if n < pace::LAST_LOOK => conn.note(Why::NameTaken),
+        // Who has the name may let it go. In a folder that user need not be the peer's.
+        Err(why)
+            if n < pace::LAST_LOOK
+                && (why == Why::NameTaken || by_folder && why == Why::OtherUser) =>
+        {
+            conn.note(why)
+        }
         Err(why) => give_up(conn, why, &big),
     }
 }

@@ -19,8 +19,8 @@ use crate::lend::memory::Sharing;
 use crate::memory::{self, Blocks};
 use crate::private::Held;
 use crate::{
-    dgram, edges, fd, handlers, hidden, kernel, ledger, lend, lock, next, return_to_tcp, ring_poll,
-    sets, signal, table,
+    containers, dgram, edges, fd, handlers, hidden, kernel, ledger, lend, lock, next,
+    return_to_tcp, ring_poll, sets, signal, table,
 };
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
@@ -281,6 +281,7 @@ pub(crate) fn end() {
         return;
     }
     lend::finish_for_good();
+    containers::end();
     fd::leave_all();
 }
 

@@ -8,12 +8,16 @@
 //! that address, and then two connections could have the same one. So a stream that begins with TLS has its name from the random bytes there.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hmac::Mac;
-use rustix::fs::{CWD, Mode, chmodat};
+use rustix::fs::{FileType, Mode, OFlags, chmod, fstat, open};
+use weft_sys::process;
 use weft_sys::unix::{self, Name};
 
 use crate::addr::{ADDR, get_addr, put_addr};
@@ -226,10 +230,46 @@ pub fn listen(path: &Path) -> Result<OwnedFd, Why> {
         io::ErrorKind::AddrInUse => Why::NameTaken,
         _ => Why::System,
     })?;
-    let everybody = Mode::from_raw_mode(0o666);
-    chmodat(CWD, path, everybody, rustix::fs::AtFlags::empty()).map_err(|_| Why::System)?;
+    // Without that only our own user reaches it.
+    let _ = open_for_all(path);
     unix::ask_for_senders(&listener, true).map_err(|_| Why::System)?;
     Ok(listener)
+}
+
+/// Lets every user connect to our socket. Others may write to the folder, so another file could be at its path by now.
+fn open_for_all(path: &Path) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = open(path, flags, Mode::empty())?;
+    let about = fstat(&file)?;
+    let is_socket = FileType::from_raw_mode(about.st_mode) == FileType::Socket;
+    if !is_socket || about.st_uid != process::uid() || about.st_nlink != 1 {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    let same = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(chmod(same, Mode::from_raw_mode(0o666))?)
+}
+
+/// Entries of a folder that [`sweep`] looks at.
+const MOST_SWEPT: usize = 1024;
+/// A file of a live listener is this old only if its peer never comes.
+const OLD: Duration = Duration::from_mins(10);
+
+/// Removes the sockets of processes of our user that were killed.
+pub fn sweep(folder: &Path) {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.take(MOST_SWEPT) {
+        let is_ours = entry.file_name().as_encoded_bytes().starts_with(b"run-");
+        let Ok(about) = entry.metadata() else {
+            continue;
+        };
+        let is_old = about
+            .modified()
+            .is_ok_and(|at| at.elapsed().is_ok_and(|age| age > OLD));
+        let is_dead = || unix::is_dead(&entry.path());
+        if is_ours && is_old && about.uid() == process::uid() && is_dead() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// An acceptor, beside its listener.
@@ -335,6 +375,7 @@ impl Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
 
     const HELLO_TLS: [u8; 60] = {
@@ -436,6 +477,55 @@ mod tests {
         assert_eq!(
             meet(masqueraded, [&HELLO_TLS, answer], [answer, &HELLO_TLS]),
             Ok(true)
+        );
+    }
+
+    #[test]
+    fn only_our_own_socket_is_opened_for_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        let secret = folder.path().join("secret");
+        fs::write(&secret, "x").unwrap();
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+        let at = folder.path().join("run-1");
+        std::os::unix::fs::symlink(&secret, &at).unwrap();
+        assert!(open_for_all(&at).is_err() && open_for_all(&secret).is_err());
+        assert_eq!(mode(&secret), 0o600);
+        fs::remove_file(&at).unwrap();
+        let listener = listen(&at).unwrap();
+        assert_eq!(mode(&at), 0o666);
+        // What a killed process leaves is removed when it is old.
+        drop(listener);
+        let old = [
+            &at,
+            &folder.path().join("run-2"),
+            &folder.path().join("other"),
+        ];
+        let _alive = listen(old[1]).unwrap();
+        drop(listen(old[2]).unwrap());
+        sweep(folder.path());
+        assert!(at.exists());
+        for path in old {
+            let before = rustix::fs::Timespec {
+                tv_sec: 1_000_000_000,
+                tv_nsec: 0,
+            };
+            let times = rustix::fs::Timestamps {
+                last_access: before,
+                last_modification: before,
+            };
+            rustix::fs::utimensat(
+                rustix::fs::CWD,
+                path,
+                &times,
+                rustix::fs::AtFlags::SYMLINK_NOFOLLOW,
+            )
+            .unwrap();
+        }
+        sweep(folder.path());
+        assert_eq!(
+            [at.exists(), old[1].exists(), old[2].exists()],
+            [false, true, true]
         );
     }
 

@@ -1,7 +1,7 @@
 //! Hostile processes of other users: what they hand over, how much they take, and the names that they take.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -120,7 +120,7 @@ fn memory_that_another_user_offers_is_not_read() {
             drop(liar);
         }
         let mut line = String::new();
-        std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+        said.read_line(&mut line).unwrap();
         let expected = match user {
             None => "end after 1000",
             Some(_) => "ECONNRESET after 0",
@@ -129,6 +129,39 @@ fn memory_that_another_user_offers_is_not_read() {
         victim.kill().unwrap();
         victim.wait().unwrap();
     }
+}
+
+#[test]
+fn many_connections_of_a_user_delay_calls_no_longer_than_one() {
+    if !can_be_others() {
+        return;
+    }
+    const MANY: usize = 16;
+    let script = format!("waits_many.py {MANY}");
+    let (mut victim, mut said, port) = victim(&script, Some(USERS[0]));
+    let liars: Vec<_> = (0..MANY)
+        .map(|_| {
+            let liar = Liar::meet(port);
+            liar.stream.put_slice(liar.role, 0, b"G");
+            liar.publish(0, 1);
+            Liar::until(|| liar.stream.progress(liar.role) == 1);
+            liar
+        })
+        .collect();
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line.trim(), "ready");
+    for liar in &liars {
+        liar.stream.begin_fill(liar.role);
+        (&liar.bell).write_all(b"!").unwrap();
+    }
+    victim.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    line.clear();
+    said.read_line(&mut line).unwrap();
+    assert!(victim.wait().unwrap().success());
+    let total: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    // 100 ms at once, and a sixteenth of the time; each of them alone could take that.
+    assert!(total < 600, "{total} ms of calls that must not wait");
 }
 
 #[test]

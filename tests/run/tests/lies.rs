@@ -36,7 +36,7 @@ pub(crate) fn victim(script: &str, user: Option<u32>) -> (Child, BufReader<Child
         .args(words)
         .env("LD_PRELOAD", library())
         .env("WEFT_RUN_WITH", "0")
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
