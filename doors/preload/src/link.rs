@@ -113,7 +113,7 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
             if n < pace::LAST_LOOK
                 && (why == Why::NameTaken || by_folder && why == Why::OtherUser) =>
         {
-            conn.note(why)
+            conn.note(why);
         }
         Err(why) => give_up(conn, why, &big),
     }

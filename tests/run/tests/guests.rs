@@ -4,12 +4,14 @@ use std::fs::File;
 use std::io::{BufRead, Read, Write};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use weft_ring::Role;
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
 use weft_ring::stream::Stream;
 use weft_run::meet;
 use weft_run::peers::MOST_OF_ONE;
@@ -17,18 +19,25 @@ use weft_run_tests::{free_port, python, switched, weft};
 use weft_sys::{memfd, unix};
 
 use crate::lend::{Liar, everybody};
-use crate::lies::{initiator, users, victim};
+use crate::lies::{initiator, meeting_victim, victim};
 use crate::users::{USERS, by, can_be_others, with};
 
 /// A file of memory as the segment of a peer is not.
 fn bad_segments() -> Vec<(&'static str, OwnedFd)> {
     const LEN: u64 = 4096 + 2 * (256 << 10);
-    let unsealed = |len: u64| {
-        let file = memfd::create_growing("bad").unwrap();
-        memfd::grow(&file, len).unwrap();
-        memfd::fill(&file, len.min(LEN)).unwrap();
-        file
+    // A good one but for one thing.
+    let (_stream, good) = Stream::create_filled(256 << 10).unwrap();
+    let header = {
+        let mut bytes = [0; 16];
+        File::from(good).read_exact_at(&mut bytes, 0).unwrap();
+        bytes
     };
+    let can_grow = memfd::create_growing("bad").unwrap();
+    memfd::grow(&can_grow, LEN).unwrap();
+    memfd::fill(&can_grow, LEN).unwrap();
+    File::from(can_grow.try_clone().unwrap())
+        .write_all_at(&header, 0)
+        .unwrap();
     let (pipe, _) = std::io::pipe().unwrap();
     let (_stream, holes) = Stream::create(256 << 10).unwrap();
     vec![
@@ -37,7 +46,7 @@ fn bad_segments() -> Vec<(&'static str, OwnedFd)> {
         ("a file", File::open("/etc/passwd").unwrap().into()),
         ("a folder", File::open("/").unwrap().into()),
         ("a socket", TcpListener::bind("127.0.0.1:0").unwrap().into()),
-        ("a file that can grow", unsealed(LEN)),
+        ("a file that can grow", can_grow),
         ("a huge file", memfd::create("bad", 1 << 44).unwrap()),
         ("an empty one", memfd::create("bad", 0).unwrap()),
         ("one without a header", memfd::create("bad", LEN).unwrap()),
@@ -64,7 +73,7 @@ fn bad_bells() -> Vec<(&'static str, OwnedFd)> {
 /// Offers these to a victim of another user, which goes on over TCP. Whether it has taken them.
 fn is_taken(name: &str, segment: Option<OwnedFd>, bell: Option<OwnedFd>) -> bool {
     let (mut victim, mut tcp, ends) = initiator(Some(USERS[0]));
-    let (stream, good) = Stream::create_filled(256 << 10).unwrap();
+    let (_stream, good) = Stream::create_filled(256 << 10).unwrap();
     let (_ours, theirs) = UnixStream::pair().unwrap();
     let (segment, bell) = (segment.unwrap_or(good), bell.unwrap_or(theirs.into()));
     let mut is_offered = false;
@@ -81,7 +90,10 @@ fn is_taken(name: &str, segment: Option<OwnedFd>, bell: Option<OwnedFd>) -> bool
     assert!(is_offered, "{name}");
     victim.kill().unwrap();
     victim.wait().unwrap();
-    stream.has_joined(Role::Responder)
+    // The word "TCP" of the victim's direction.
+    let mut joined = [0; 8];
+    let read = File::from(segment).read_at(&mut joined, 128 * (1 + 8 + 5));
+    read.is_ok_and(|n| n == 8) && joined[0] & 1 != 0
 }
 
 #[test]
@@ -101,31 +113,42 @@ fn only_whole_sealed_files_of_memory_and_bells_are_taken() {
 
 #[test]
 fn memory_that_another_user_offers_is_not_read() {
-    let truth = vec![7_u8; 1000];
+    if !can_be_others() {
+        return;
+    }
     static PROOF: u64 = 0x1234_5678;
-    for user in users() {
-        let (mut victim, mut said, port) = victim("victim.py", user);
-        let liar = Liar::meet(port);
-        let proof = (&raw const PROOF).expose_provenance() as u64;
-        liar.stream.prove(liar.role, proof, PROOF);
-        // As if the victim had agreed.
-        liar.stream.set_terms(liar.role, true);
-        liar.stream.put_slice(liar.role, 0, b"G");
-        liar.publish(0, 1);
-        let at = truth.as_ptr().expose_provenance() as u64;
-        liar.stream.offer_source(liar.role, 0, 1, at, 1000);
-        liar.publish(1, 2);
-        if user.is_none() {
-            Liar::until(|| liar.stream.completed_sources(liar.role) == 1);
-            drop(liar);
-        }
-        let mut line = String::new();
-        said.read_line(&mut line).unwrap();
-        let expected = match user {
-            None => "end after 1000",
-            Some(_) => "ECONNRESET after 0",
+    let truth = vec![7_u8; 1000];
+    for liars in [0, USERS[0]] {
+        // Root could read the memory of everybody.
+        let (mut victim, mut said, port) = meeting_victim("victim.py", None, USERS[0]);
+        let lie = || {
+            let uid = Uid::from_raw(liars);
+            // Of this thread alone.
+            set_thread_res_uid(uid, uid, uid).unwrap();
+            let liar = Liar::meet(port);
+            let proof = (&raw const PROOF).expose_provenance() as u64;
+            liar.stream.prove(liar.role, proof, PROOF);
+            // As if the victim had agreed.
+            liar.stream.set_terms(liar.role, true);
+            liar.stream.put_slice(liar.role, 0, b"G");
+            liar.publish(0, 1);
+            let at = truth.as_ptr().expose_provenance() as u64;
+            liar.stream.offer_source(liar.role, 0, 1, at, 1000);
+            liar.publish(1, 2);
+            if liars == 0 {
+                Liar::until(|| liar.stream.completed_sources(liar.role) == 1);
+            } else {
+                let mut line = String::new();
+                said.read_line(&mut line).unwrap();
+                assert_eq!(line.trim(), "ECONNRESET after 0");
+            }
         };
-        assert_eq!(line.trim(), expected, "{user:?}");
+        std::thread::scope(|scope| scope.spawn(lie).join().unwrap());
+        if liars == 0 {
+            let mut line = String::new();
+            said.read_line(&mut line).unwrap();
+            assert_eq!(line.trim(), "end after 1000");
+        }
         victim.kill().unwrap();
         victim.wait().unwrap();
     }

@@ -10,6 +10,7 @@ use weft_ring::Role;
 use weft_ring::stream::{Stream, Wish};
 use weft_run::meet::Ends;
 use weft_run_tests::{PYTHON, have, library, python};
+use weft_sys::process::end_with_us;
 
 use crate::lend::{Liar, offer};
 use crate::users::{USERS, by, can_be_others};
@@ -20,26 +21,35 @@ const MOST_MS: u64 = 1000;
 const MOST_OF_ALL_MS: u64 = 3000;
 
 /// The users of a victim: ours, and another one that meets us.
-pub(crate) fn users() -> Vec<Option<u32>> {
+fn users() -> Vec<Option<u32>> {
     let other = can_be_others().then_some(Some(USERS[0]));
     [None].into_iter().chain(other).collect()
 }
 
-/// Starts a victim that the script is of, as a user. Returns what it says, and its port.
+/// Starts a victim that runs this script as a user, and meets us. Returns what it says, and its port.
 pub(crate) fn victim(script: &str, user: Option<u32>) -> (Child, BufReader<ChildStdout>, u16) {
+    meeting_victim(script, user, 0)
+}
+
+/// The same, of one that meets this user.
+pub(crate) fn meeting_victim(
+    script: &str,
+    user: Option<u32>,
+    with: u32,
+) -> (Child, BufReader<ChildStdout>, u16) {
     let line = match user {
         Some(uid) => by(uid, &python(script)),
         None => python(script),
     };
     let mut words = line.split(' ');
-    let mut victim = Command::new(words.next().unwrap())
+    let mut command = Command::new(words.next().unwrap());
+    command
         .args(words)
         .env("LD_PRELOAD", library())
-        .env("WEFT_RUN_WITH", "0")
+        .env("WEFT_RUN_WITH", with.to_string())
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .stdout(Stdio::piped());
+    let mut victim = end_with_us(&mut command).spawn().unwrap();
     let mut said = BufReader::new(victim.stdout.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
