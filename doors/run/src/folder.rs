@@ -58,8 +58,16 @@ impl View<'_> {
         }
     }
 
-    fn is_tls(&self) -> bool {
-        self.directions().0.starts_with(&[0x16, 3])
+    /// The first bytes of TLS: a record with a ClientHello, up to the end of its random bytes. `None`: it does not begin so; `Some` of none: so far it does.
+    fn tls(&self) -> Option<Option<&[u8]>> {
+        let (first, _) = self.directions();
+        if !first.starts_with(&[0x16, 3]) {
+            return None;
+        }
+        let Some(hello) = first.get(..RANDOM) else {
+            return Some(None);
+        };
+        (hello[5] == 1 && hello[9] == 3).then_some(Some(hello))
     }
 
     fn known(&self) -> [u8; 2] {
@@ -91,8 +99,8 @@ pub fn name(folder: &Path, view: &View<'_>) -> Option<PathBuf> {
     if !is_enough(view.known()) {
         return None;
     }
-    let hash = if view.is_tls() {
-        fnv(view.directions().0.get(..RANDOM)?)
+    let hash = if let Some(hello) = view.tls() {
+        fnv(hello?)
     } else if view.dialled {
         fnv(&put_addr(view.ends.own))
     } else {
@@ -197,7 +205,7 @@ pub fn answered(wire: impl AsFd, dialled: &Dialled, view: &View<'_>) -> Result<O
     Ok(Some(Found {
         link: Link(ours.bytes()),
         user: dialled.user,
-        may_be_another: !view.is_tls() && get_addr(&part(&bytes, 74)) != view.ends.peer,
+        may_be_another: view.tls().is_none() && get_addr(&part(&bytes, 74)) != view.ends.peer,
     }))
 }
 
@@ -380,7 +388,7 @@ mod tests {
 
     const HELLO_TLS: [u8; 60] = {
         let mut bytes = [9; 60];
-        (bytes[0], bytes[1], bytes[2]) = (0x16, 3, 1);
+        (bytes[0], bytes[1], bytes[5], bytes[9]) = (0x16, 3, 1, 3);
         bytes
     };
 
@@ -430,7 +438,7 @@ mod tests {
         };
         assert_eq!(found.user, User::Own);
         let is_other = ours.ends.peer != theirs.ends.own;
-        assert_eq!(found.may_be_another, is_other && !ours.is_tls());
+        assert_eq!(found.may_be_another, is_other && ours.tls().is_none());
         let (bell, other) = UnixStream::pair().unwrap();
         found.link.offer(&wire, bell.as_fd(), other.as_fd())?;
         Ok(look()?.is_some())

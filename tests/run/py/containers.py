@@ -1,5 +1,6 @@
-"""An echo between containers: `containers.py server ADDRESS PORT`, `containers.py client ADDRESS PORT tls|plain CONNECTIONS`. `tls` begins as TLS does."""
+"""An echo between containers: `containers.py server ADDRESS PORT CONNECTIONS`, `containers.py client ADDRESS PORT tls|plain CONNECTIONS`. `tls` begins as TLS does."""
 import os
+import select
 import socket
 import sys
 import time
@@ -17,11 +18,7 @@ def exchange(sock, message):
 
 if side == "server":
     listener = socket.create_server((address, port))
-    socks = []
-    # Its end is the last one's.
     many = int(sys.argv[4])
-    import select
-
     polled = select.poll()
     polled.register(listener, select.POLLIN)
     by_fd = {}
@@ -41,7 +38,8 @@ if side == "server":
                 by_fd.pop(fd).close()
                 ended += 1
 else:
-    begin = b"\x16\x03\x01" + os.urandom(97) if sys.argv[4] == "tls" else b"the same beginning of all"
+    # A record with a ClientHello, and its random bytes.
+    hello = b"\x16\x03\x01\x00\x60\x01\x00\x00\x5c\x03\x03"
     until = time.monotonic() + 20
     while True:
         try:
@@ -50,8 +48,8 @@ else:
         except OSError:
             assert time.monotonic() < until
             time.sleep(0.02)
-    for at, sock in enumerate(socks):
-        exchange(sock, begin if at == 0 else begin[:3] + os.urandom(97) if sys.argv[4] == "tls" else begin)
+    for sock in socks:
+        exchange(sock, hello + os.urandom(90) if sys.argv[4] == "tls" else b"the same beginning of all")
     for n in range(200):
         for at, sock in enumerate(socks):
             exchange(sock, b"%d of connection %d" % (n, at) * 20)

@@ -226,6 +226,32 @@ fn masqueraded_connections_are_followed_if_they_begin_as_tls_does() {
 }
 
 #[test]
+fn connections_that_could_be_one_another_stay_on_tcp() {
+    let Some(mut net) = Net::new() else { return };
+    let folder = folder();
+    let side = through(weft(), folder.path());
+    net.set_apart();
+    let (gate, inner) = (net.addr(1), net.server.clone());
+    let publish = format!("-A PREROUTING -d {gate} -p tcp --dport 9000 -j DNAT --to {inner}:8000");
+    if !net.translate(&publish) {
+        return;
+    }
+    let [server, client] = ["containers.py", "twins.py"].map(python);
+    let servers = [8000, 8001].map(|port| {
+        let line = format!("ip netns exec {} {server} server {inner} {port} 1", net.b());
+        side.start(&line)
+    });
+    let line = format!("{client} {gate} 9000 {inner} 8001");
+    let done = side.run(&format!("ip netns exec {} {line}", net.a()));
+    done.good().says("all bytes came back");
+    // The second one can be told by its address, if the first one does not have their name.
+    assert!(switched(&done.text) <= 1, "{}", done.show());
+    for server in servers {
+        server.end().good();
+    }
+}
+
+#[test]
 fn processes_of_one_pod_need_no_folder() {
     if !is_root() || !have(&[PYTHON, ("unshare", "util-linux")]) {
         return;
