@@ -58,16 +58,11 @@ impl View<'_> {
         }
     }
 
-    /// The first bytes of TLS: a record with a ClientHello, up to the end of its random bytes. `None`: it does not begin so; `Some` of none: so far it does.
-    fn tls(&self) -> Option<Option<&[u8]>> {
+    /// Whether it begins with a record and a `ClientHello` in it, as far as it is known.
+    fn is_tls(&self) -> bool {
         let (first, _) = self.directions();
-        if !first.starts_with(&[0x16, 3]) {
-            return None;
-        }
-        let Some(hello) = first.get(..RANDOM) else {
-            return Some(None);
-        };
-        (hello[5] == 1 && hello[9] == 3).then_some(Some(hello))
+        let may_be = |at: usize, byte| first.get(at).is_none_or(|&is| is == byte);
+        first.starts_with(&[0x16, 3]) && may_be(5, 1) && may_be(9, 3)
     }
 
     fn known(&self) -> [u8; 2] {
@@ -99,8 +94,8 @@ pub fn name(folder: &Path, view: &View<'_>) -> Option<PathBuf> {
     if !is_enough(view.known()) {
         return None;
     }
-    let hash = if let Some(hello) = view.tls() {
-        fnv(hello?)
+    let hash = if view.is_tls() {
+        fnv(view.directions().0.get(..RANDOM)?)
     } else if view.dialled {
         fnv(&put_addr(view.ends.own))
     } else {
@@ -205,7 +200,7 @@ pub fn answered(wire: impl AsFd, dialled: &Dialled, view: &View<'_>) -> Result<O
     Ok(Some(Found {
         link: Link(ours.bytes()),
         user: dialled.user,
-        may_be_another: view.tls().is_none() && get_addr(&part(&bytes, 74)) != view.ends.peer,
+        may_be_another: !view.is_tls() && get_addr(&part(&bytes, 74)) != view.ends.peer,
     }))
 }
 
@@ -438,7 +433,7 @@ mod tests {
         };
         assert_eq!(found.user, User::Own);
         let is_other = ours.ends.peer != theirs.ends.own;
-        assert_eq!(found.may_be_another, is_other && ours.tls().is_none());
+        assert_eq!(found.may_be_another, is_other && !ours.is_tls());
         let (bell, other) = UnixStream::pair().unwrap();
         found.link.offer(&wire, bell.as_fd(), other.as_fd())?;
         Ok(look()?.is_some())
