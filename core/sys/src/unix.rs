@@ -63,6 +63,19 @@ fn socket() -> io::Result<OwnedFd> {
 /// `AddrInUse` when somebody listens there (or the path is no socket), `InvalidInput` for a name that
 /// is too long, those of making a file.
 pub fn listen(name: Name<'_>, backlog: u32) -> io::Result<OwnedFd> {
+    listen_as(name, backlog, false)
+}
+
+/// The same, where messages say who sent them ([`ask_for_senders`]): already those of who connects at once. A connection has that from its listener, since
+/// Linux 6.16 when it is made and not when it is accepted.
+///
+/// # Errors
+/// As [`listen`].
+pub fn listen_for_senders(name: Name<'_>, backlog: u32) -> io::Result<OwnedFd> {
+    listen_as(name, backlog, true)
+}
+
+fn listen_as(name: Name<'_>, backlog: u32, asks: bool) -> io::Result<OwnedFd> {
     let addr = name.addr()?;
     let fd = socket()?;
     // Linux gives the file the mode that the socket has when it is bound.
@@ -73,6 +86,9 @@ pub fn listen(name: Name<'_>, backlog: u32) -> io::Result<OwnedFd> {
             net::bind(&fd, &addr)?;
         }
         (done, _) => done?,
+    }
+    if asks {
+        ask_for_senders(&fd, true)?;
     }
     net::listen(&fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(fd)

@@ -228,14 +228,13 @@ impl Link {
 /// # Errors
 /// [`Why::NameTaken`], which can end; [`Why::System`].
 pub fn listen(path: &Path) -> Result<OwnedFd, Why> {
-    let listener = unix::listen(Name::Path(path), MOST_WAITING as u32);
+    let listener = unix::listen_for_senders(Name::Path(path), MOST_WAITING as u32);
     let listener = listener.map_err(|e| match e.kind() {
         io::ErrorKind::AddrInUse => Why::NameTaken,
         _ => Why::System,
     })?;
     // Without that only our own user reaches it.
     let _ = open_for_all(path);
-    unix::ask_for_senders(&listener, true).map_err(|_| Why::System)?;
     Ok(listener)
 }
 

@@ -257,13 +257,11 @@ impl Ends {
 /// # Errors
 /// [`Why::NameTaken`], which can end; [`Why::System`].
 pub fn listen(ends: &Ends) -> Result<OwnedFd, Why> {
-    let listener = unix::listen(Name::Abstract(&ends.name()), BACKLOG);
-    let listener = listener.map_err(|e| match e.kind() {
+    let listener = unix::listen_for_senders(Name::Abstract(&ends.name()), BACKLOG);
+    listener.map_err(|e| match e.kind() {
         io::ErrorKind::AddrInUse => Why::NameTaken,
         _ => Why::System,
-    })?;
-    unix::ask_for_senders(&listener, true).map_err(|_| Why::System)?;
-    Ok(listener)
+    })
 }
 
 /// Diallers that wait at a responder: more than one if processes that are not the peer dial its name.
