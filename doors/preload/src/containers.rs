@@ -17,7 +17,6 @@ use weft_sys::settings::LOCAL_DIR;
 use crate::bell;
 use crate::chan::Chan;
 use crate::conn::{self, Big, Conn, Slow};
-use crate::guests::{self, count_in};
 use crate::hidden;
 use crate::kernel::borrowed;
 use crate::meeting::{Meeting, SocketFile};
@@ -53,54 +52,41 @@ pub(crate) fn look(conn: &Conn, fd: c_int, ends: Ends, big: &Big) -> Result<Opti
         return Ok(None);
     };
     if dialled {
-        dial(conn, fd, &path, &view, slow)
+        dial(fd, &path, &view, slow)
     } else {
-        accept(conn, fd, path, &view, slow)
+        accept(fd, path, &view, slow)
     }
 }
 
-fn dial(
-    conn: &Conn,
-    fd: c_int,
-    path: &Path,
-    view: &View<'_>,
-    slow: &mut Slow,
-) -> Result<Option<Chan>, Why> {
-    let (Some(wire), Some(Meeting::Dialler(dialled))) = (slow.wire, &slow.meeting) else {
-        if let Some((wire, dialled)) = folder::dial(path, view, guests::peers())? {
-            slow.wire = Some(hidden::hide(wire).ok_or(Why::Descriptors)?);
-            slow.meeting = Some(Meeting::Dialler(dialled));
+fn dial(fd: c_int, path: &Path, view: &View<'_>, slow: &mut Slow) -> Result<Option<Chan>, Why> {
+    let Some(Meeting::Dialler(raw, dialled)) = &slow.meeting else {
+        if let Some((wire, dialled)) = folder::dial(path, view)? {
+            let wire = hidden::hide(wire).ok_or(Why::Descriptors)?;
+            slow.meeting = Some(Meeting::Dialler(wire, dialled));
         }
         return Ok(None);
     };
-    let wire = borrowed(wire);
+    let (raw, wire) = (*raw, borrowed(*raw));
     let found = match folder::answered(wire, dialled, view) {
         Ok(None) => return Ok(None),
         Ok(Some(found)) => found,
         // Another connection had the name, or the acceptor has too many diallers: the next look dials again.
         Err(_) => {
             slow.meeting = None;
-            slow.wire.take().into_iter().for_each(hidden::close);
+            hidden::close(raw);
             return Ok(None);
         }
     };
     if found.may_be_another && !diag::tcp_sharers(borrowed(fd)).is_ok_and(|n| n == 1) {
         return Err(Why::NotConfirmed);
     }
-    let guest = count_in(&conn.row, found.user)?;
-    let (stream, segment) = new_stream(guest.is_some())?;
+    let (stream, segment) = new_stream(false)?;
     let (ours, theirs) = bell::pair().ok_or(Why::System)?;
     found.link.offer(wire, segment.as_fd(), theirs.as_fd())?;
-    made((stream, Role::Initiator, ours), fd, None, guest)
+    made((stream, Role::Initiator, ours), fd, None, None)
 }
 
-fn accept(
-    conn: &Conn,
-    fd: c_int,
-    path: PathBuf,
-    view: &View<'_>,
-    slow: &mut Slow,
-) -> Result<Option<Chan>, Why> {
+fn accept(fd: c_int, path: PathBuf, view: &View<'_>, slow: &mut Slow) -> Result<Option<Chan>, Why> {
     let (Some(listener), Some(Meeting::Acceptor(_, acceptor))) = (slow.listener, &mut slow.meeting)
     else {
         static SWEEP: Once = Once::new();
@@ -111,10 +97,9 @@ fn accept(
         slow.meeting = Some(Meeting::Acceptor(file, Acceptor::default()));
         return Ok(None);
     };
-    let Some(offer) = acceptor.look(borrowed(listener), view, guests::peers())? else {
+    let Some(offer) = acceptor.look(borrowed(listener), view)? else {
         return Ok(None);
     };
-    let guest = count_in(&conn.row, offer.user)?;
-    let stream = open_stream(offer.segment, guest.is_some())?;
-    made((stream, Role::Responder, offer.bell), fd, None, guest)
+    let stream = open_stream(offer.segment, false)?;
+    made((stream, Role::Responder, offer.bell), fd, None, None)
 }

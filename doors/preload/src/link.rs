@@ -9,11 +9,10 @@ use weft_run::connection::Phase;
 use weft_run::connection::over::{self, Answer};
 use weft_run::gate::Join;
 use weft_run::ledger::Word;
-use weft_run::meet::{self, Ends, Why};
+use weft_run::meet::{self, Dialled, Ends, Why};
 use weft_run::pace;
 use weft_run::peers::User;
 
-use crate::bell;
 use crate::chan::Chan;
 use crate::conn::{Big, Conn, Inside, Slow, big};
 use crate::direction::{close_sending, tx_after};
@@ -86,7 +85,7 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
     let made = match (hosts::wanted(), ends.role()) {
         _ if by_folder => containers::look(conn, fd, ends, &big),
         (Some(carrier), _) if !is_local => hosts::look(conn, fd, n, ends, carrier, &big),
-        (_, Role::Initiator) => dial(conn, fd, &ends),
+        (_, Role::Initiator) => dial(conn, fd, &ends, &big),
         (_, Role::Responder) => take(conn, fd, &ends, &big),
     };
     let made = match made {
@@ -99,7 +98,7 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         Ok(Some(chan)) => {
             conn.note(Why::None);
             let slow = conn.slow(&big);
-            close_wires(slow);
+            slow.close_wires();
             conn.link(chan, &big);
             drop(big);
             join(conn, inside);
@@ -147,8 +146,7 @@ fn meet_user(conn: &Conn, fd: c_int, slow: &mut Slow) -> Result<bool, Why> {
 const LATE_LOOK: u64 = 256;
 
 pub(crate) fn give_up(conn: &'static Conn, why: Why, big: &Big) {
-    let slow = conn.slow(big);
-    close_wires(slow);
+    conn.slow(big).close_wires();
     conn.plain(why);
 }
 
@@ -163,38 +161,42 @@ pub(crate) fn stop_asking(conn: &'static Conn) {
     }
 }
 
-/// Closes the descriptors that were needed to find the peer.
-fn close_wires(slow: &mut Slow) {
-    slow.pending.clear();
-    slow.meeting = None;
-    for fd in [slow.listener.take(), slow.wire.take()]
-        .into_iter()
-        .flatten()
-    {
-        hidden::close(fd);
+/// The initiator's part.
+fn dial(conn: &Conn, fd: c_int, ends: &Ends, big: &Big) -> Result<Option<Chan>, Why> {
+    let slow = conn.slow(big);
+    let dialled = if let Some(dialled) = slow.dialled.take() {
+        dialled
+    } else {
+        let Some(dialled) = meet::dial(ends, guests::peers())? else {
+            return Ok(None);
+        };
+        dialled.map(hidden::hide).ok_or(Why::Descriptors)?
+    };
+    match meet::is_let_in(borrowed(dialled.wire)) {
+        None => {
+            slow.dialled = Some(dialled);
+            Ok(None)
+        }
+        Some(true) => offer(conn, fd, dialled),
+        // The next look dials again.
+        Some(false) => {
+            hidden::close(dialled.wire);
+            Ok(None)
+        }
     }
 }
 
-/// The initiator's part.
-fn dial(conn: &Conn, fd: c_int, ends: &Ends) -> Result<Option<Chan>, Why> {
-    let Some((wire, listener)) = meet::dial(ends, guests::peers())? else {
-        return Ok(None);
-    };
+/// Makes the channel whose bell is this wire.
+fn offer(conn: &Conn, fd: c_int, dialled: Dialled<c_int>) -> Result<Option<Chan>, Why> {
+    let wire = hidden::show(dialled.wire);
     let Some(peer) = meet::peer(borrowed(fd), guests::peers())? else {
         return Ok(None);
     };
-    let owner = peer.user.ok_or(Why::OtherUser)?;
-    let guest = count_in(&conn.row, owner.and(listener))?;
+    let guest = count_in(&conn.row, dialled.agree(&peer)?)?;
     let (stream, segment) = new_stream(guest.is_some())?;
-    let (ours, theirs) = bell::pair().ok_or(Why::System)?;
-    let (segment, theirs) = (segment.as_fd(), theirs.as_fd());
-    meet::offer(&wire, borrowed(fd), peer.cookie, segment, theirs)?;
-    made(
-        (stream, Role::Initiator, ours),
-        fd,
-        Some(meet::peer_process(&wire)),
-        guest,
-    )
+    meet::offer(&wire, borrowed(fd), peer.cookie, segment.as_fd())?;
+    let process = meet::peer_process(&wire);
+    made((stream, Role::Initiator, wire), fd, Some(process), guest)
 }
 
 /// The responder's part.

@@ -1,5 +1,6 @@
-//! One end's state of a meeting through a folder, beside the descriptors.
+//! One end's state of a meeting through a folder.
 
+use libc::c_int;
 use std::path::PathBuf;
 
 use weft_run::folder::{Acceptor, Dialled};
@@ -8,7 +9,8 @@ use crate::lock;
 
 #[derive(Debug)]
 pub(crate) enum Meeting {
-    Dialler(Dialled),
+    /// With the wire, hidden.
+    Dialler(c_int, Dialled),
     Acceptor(
         #[expect(dead_code, reason = "it is removed with the meeting")] SocketFile,
         Acceptor,

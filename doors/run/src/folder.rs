@@ -1,7 +1,8 @@
 //! The rendezvous of two containers of one host, through a folder that is mounted into both.
 //!
 //! The kernel shows a network namespace only its own sockets. So both ends prove that they know the first bytes of both directions ([`crate::proof`]), as
-//! two brokers do, and the kernel names the user of the process behind the wire (`SO_PEERCRED`, `SCM_CREDENTIALS`).
+//! two brokers do, and the kernel says that the process behind the wire is of our user and user namespace (`SO_PEERCRED`, `SCM_CREDENTIALS`). A process
+//! in the middle could pass one end's proof on to the other: every process of our user that has the folder is trusted with the streams.
 //!
 //! The end that has called `accept` listens on a Unix socket in the folder, under a [name](name()) that both know; the other one dials it. An address may be
 //! translated on the way: the name has only the address of the end that has called `connect`, which published ports leave as it is. Masquerading changes
@@ -10,19 +11,18 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hmac::Mac;
-use rustix::fs::{FileType, Mode, OFlags, chmod, fstat, open};
 use weft_sys::process;
-use weft_sys::unix::{self, Name};
+use weft_sys::unix::{self, Kind, Name};
 
 use crate::addr::{ADDR, get_addr, put_addr};
 use crate::hosts::Beginning;
-use crate::meet::{Ends, Offer, Why, behind, is_bell};
+use crate::meet::{Ends, Offer, Why, behind};
 use crate::peers::{Peers, User};
 use crate::proof::{DIGEST, Prover, common, digest, is_enough};
 
@@ -63,6 +63,11 @@ impl View<'_> {
         let (first, _) = self.directions();
         let may_be = |at: usize, byte| first.get(at).is_none_or(|&is| is == byte);
         first.starts_with(&[0x16, 3]) && may_be(5, 1) && may_be(9, 3)
+    }
+
+    /// Whether so many bytes from the dialler, and to it, are enough to prove.
+    fn proves(&self, lens: [u8; 2]) -> bool {
+        is_enough(lens) && (!self.is_tls() || usize::from(lens[0]) >= RANDOM)
     }
 
     fn known(&self) -> [u8; 2] {
@@ -141,16 +146,13 @@ fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 #[derive(Debug)]
 pub struct Dialled {
     nonce: [u8; 32],
-    user: User,
+    /// The bytes that it has said it knows.
+    known: [u8; 2],
 }
 
 /// Dials the acceptor. `None` if it does not listen.
-pub fn dial(
-    path: &Path,
-    view: &View<'_>,
-    peers: &Peers,
-) -> Result<Option<(OwnedFd, Dialled)>, Why> {
-    let wire = match unix::connect(Name::Path(path)) {
+pub fn dial(path: &Path, view: &View<'_>) -> Result<Option<(OwnedFd, Dialled)>, Why> {
+    let wire = match unix::connect_to_stranger(Name::Path(path), Kind::Packets) {
         Ok(wire) => wire,
         Err(e) => {
             return match e.kind() {
@@ -162,14 +164,22 @@ pub fn dial(
             };
         }
     };
-    let user = behind(&wire, peers)?.ok_or(Why::OtherUser)?;
+    if !is_ours(&wire)? {
+        return Err(Why::OtherUser);
+    }
     let nonce = nonce()?;
     let mut bytes = [0; HELLO];
     bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..10].copy_from_slice(&view.known());
+    let known = view.known();
+    bytes[8..10].copy_from_slice(&known);
     bytes[10..].copy_from_slice(&nonce);
     unix::send_signed(&wire, &bytes, &[]).map_err(|_| Why::System)?;
-    Ok(Some((wire, Dialled { nonce, user })))
+    Ok(Some((wire, Dialled { nonce, known })))
+}
+
+/// Whether a process of our user, in our user namespace, is behind the wire.
+fn is_ours(wire: impl AsFd) -> Result<bool, Why> {
+    Ok(behind(wire, &Peers::default())?.1 == Some(User::Own))
 }
 
 /// An acceptor whose proof is right.
@@ -177,8 +187,6 @@ pub fn dial(
 pub struct Found {
     /// What proves our end to it.
     pub link: Link,
-    /// Its user.
-    pub user: User,
     /// Its address is not the one that we have called, and nothing in the stream is random: a connection with our address and another peer could be the one that
     /// it means.
     pub may_be_another: bool,
@@ -193,13 +201,15 @@ pub fn answered(wire: impl AsFd, dialled: &Dialled, view: &View<'_>) -> Result<O
     let nonces = [dialled.nonce, theirs];
     let proof = |who| view.digest(who, &nonces, lens);
     let is_right = proof(Prover::Acceptor).is_some_and(|proof| proof.is(&bytes[42..74]));
-    if !is_enough(lens) || !is_right {
+    // The acceptor has sent what we have received.
+    let known = dialled.known;
+    let is_all = lens[0] <= known[0] && lens[1] == known[1] && view.proves(lens);
+    if !is_all || !is_right {
         return Err(Why::NotConfirmed);
     }
     let ours = proof(Prover::Dialler).ok_or(Why::NotConfirmed)?;
     Ok(Some(Found {
         link: Link(ours.bytes()),
-        user: dialled.user,
         may_be_another: !view.is_tls() && get_addr(&part(&bytes, 74)) != view.ends.peer,
     }))
 }
@@ -223,32 +233,16 @@ impl Link {
     }
 }
 
-/// Makes the acceptor's listening socket. Who may dial is decided by the kernel's word of the dialler, so a peer of another user can open it.
+/// Makes the acceptor's listening socket.
 ///
 /// # Errors
 /// [`Why::NameTaken`], which can end; [`Why::System`].
 pub fn listen(path: &Path) -> Result<OwnedFd, Why> {
-    let listener = unix::listen_for_senders(Name::Path(path), MOST_WAITING as u32);
-    let listener = listener.map_err(|e| match e.kind() {
+    let listener = unix::listen_for_strangers(Name::Path(path), Kind::Packets, MOST_WAITING as u32);
+    listener.map_err(|e| match e.kind() {
         io::ErrorKind::AddrInUse => Why::NameTaken,
         _ => Why::System,
-    })?;
-    // Without that only our own user reaches it.
-    let _ = open_for_all(path);
-    Ok(listener)
-}
-
-/// Lets every user connect to our socket. Others may write to the folder, so another file could be at its path by now.
-fn open_for_all(path: &Path) -> io::Result<()> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = open(path, flags, Mode::empty())?;
-    let about = fstat(&file)?;
-    let is_socket = FileType::from_raw_mode(about.st_mode) == FileType::Socket;
-    if !is_socket || about.st_uid != process::uid() || about.st_nlink != 1 {
-        return Err(io::ErrorKind::AlreadyExists.into());
-    }
-    let same = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(chmod(same, Mode::from_raw_mode(0o666))?)
+    })
 }
 
 /// Entries of a folder that [`sweep`] looks at.
@@ -283,38 +277,29 @@ pub struct Acceptor {
 #[derive(Debug)]
 struct Waiting {
     wire: OwnedFd,
-    user: User,
     /// What it has been asked to prove: the nonces, and the lengths.
     asked: Option<([[u8; 32]; 2], [u8; 2])>,
 }
 
 impl Acceptor {
     /// Answers diallers, and returns the offer of one that has proved that it is the connection's other end.
-    pub fn look(
-        &mut self,
-        listener: impl AsFd,
-        view: &View<'_>,
-        peers: &Peers,
-    ) -> Result<Option<Offer>, Why> {
+    pub fn look(&mut self, listener: impl AsFd, view: &View<'_>) -> Result<Option<Offer>, Why> {
         for _ in 0..2 * MOST_WAITING {
             let Some(wire) = unix::accept(&listener).map_err(|_| Why::System)? else {
                 break;
             };
             // Nothing is kept or read of others.
-            let Some(user) = behind(&wire, peers)? else {
+            if !is_ours(&wire)? {
                 continue;
-            };
+            }
+            unix::take_rights(&wire, true);
             if self.waiting.len() == MOST_WAITING {
                 self.waiting.remove(0);
             }
-            self.waiting.push(Waiting {
-                wire,
-                user,
-                asked: None,
-            });
+            self.waiting.push(Waiting { wire, asked: None });
         }
         let mut found = None;
-        self.waiting.retain_mut(|one| match one.next(view, peers) {
+        self.waiting.retain_mut(|one| match one.next(view) {
             Ok(None) => true,
             Ok(Some(offer)) => {
                 found.get_or_insert(offer);
@@ -328,14 +313,18 @@ impl Acceptor {
 
 impl Waiting {
     /// Its next message. Fails if it is not the peer.
-    fn next(&mut self, view: &View<'_>, peers: &Peers) -> Result<Option<Offer>, Why> {
+    fn next(&mut self, view: &View<'_>) -> Result<Option<Offer>, Why> {
         let Some((nonces, lens)) = self.asked else {
             let Some((bytes, packet)) = message::<HELLO>(&self.wire, 0)? else {
                 return Ok(None);
             };
-            self.check_sender(&packet, peers)?;
+            check_sender(&packet)?;
             let known = part(&bytes, 8);
             let lens = common(known, view.received, view.sent).ok_or(Why::NotConfirmed)?;
+            // The dialler has sent what we have received.
+            if lens[0] < view.known()[1] || !view.proves(lens) {
+                return Err(Why::NotConfirmed);
+            }
             let nonces = [part(&bytes, 10), nonce()?];
             let proof = view.digest(Prover::Acceptor, &nonces, lens);
             let mut answer = [0; ANSWER];
@@ -351,7 +340,7 @@ impl Waiting {
         let Some((bytes, packet)) = message::<LINK>(&self.wire, 2)? else {
             return Ok(None);
         };
-        let user = self.check_sender(&packet, peers)?;
+        check_sender(&packet)?;
         let proof = view.digest(Prover::Dialler, &nonces, lens);
         let Ok([segment, bell]) = <[OwnedFd; 2]>::try_from(packet.fds) else {
             return Err(Why::Impostor);
@@ -363,21 +352,30 @@ impl Waiting {
             segment,
             bell,
             process: 0,
-            user,
+            user: User::Own,
         }))
     }
+}
 
-    fn check_sender(&self, packet: &unix::Packet, peers: &Peers) -> Result<User, Why> {
-        let sender = packet.sender.as_ref().ok_or(Why::Impostor)?.cred;
-        let signed = peers.judge(sender.uid).ok_or(Why::OtherUser)?;
-        Ok(signed.and(self.user))
+fn check_sender(packet: &unix::Packet) -> Result<(), Why> {
+    let sender = packet.sender.as_ref().ok_or(Why::Impostor)?;
+    if sender.cred.is_same_user() {
+        Ok(())
+    } else {
+        Err(Why::OtherUser)
     }
+}
+
+/// Whether a descriptor is a stream socket of Unix.
+fn is_bell(fd: impl AsFd) -> bool {
+    let domain = rustix::net::sockopt::socket_domain(&fd);
+    let kind = rustix::net::sockopt::socket_type(&fd);
+    domain == Ok(rustix::net::AddressFamily::UNIX) && kind == Ok(rustix::net::SocketType::STREAM)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
 
     const HELLO_TLS: [u8; 60] = {
@@ -404,7 +402,6 @@ mod tests {
     /// Tries to meet through a folder, where the ends know these bytes.
     fn meet(ends: [Ends; 2], dialler: [&[u8]; 2], acceptor: [&[u8]; 2]) -> Result<bool, Why> {
         let folder = tempfile::tempdir().unwrap();
-        let peers = Peers::default();
         let [a, b, c, d] = [dialler[0], dialler[1], acceptor[0], acceptor[1]].map(Beginning::new);
         let view = |ends, dialled, sent, received| View {
             ends,
@@ -420,9 +417,9 @@ mod tests {
         let listener = listen(&there).unwrap();
         assert_eq!(listen(&there).err(), Some(Why::NameTaken));
         let mut acceptor = Acceptor::default();
-        let mut look = || acceptor.look(&listener, &theirs, &peers);
+        let mut look = || acceptor.look(&listener, &theirs);
         assert!(look()?.is_none());
-        let Some((wire, dialled)) = dial(&at, &ours, &peers)? else {
+        let Some((wire, dialled)) = dial(&at, &ours)? else {
             return Ok(false);
         };
         assert!(answered(&wire, &dialled, &ours)?.is_none());
@@ -430,7 +427,6 @@ mod tests {
         let Some(found) = answered(&wire, &dialled, &ours)? else {
             return Ok(false);
         };
-        assert_eq!(found.user, User::Own);
         let is_other = ours.ends.peer != theirs.ends.own;
         assert_eq!(found.may_be_another, is_other && !ours.is_tls());
         let (bell, other) = UnixStream::pair().unwrap();
@@ -443,9 +439,17 @@ mod tests {
         let (request, answer) = (b"GET / HTTP/1.1\r\n".as_slice(), b"HTTP/1.1 200".as_slice());
         let both = [answer, request];
         assert_eq!(meet(direct(), [request, answer], both), Ok(true));
-        // The acceptor is a request ahead, and the dialler has not read all.
-        let more = [answer, b"GET / HTTP/1.1\r\nHost: x"];
-        assert_eq!(meet(direct(), [request, b"HTTP"], more), Ok(true));
+        // The acceptor has not read all, and the dialler has not either.
+        let more = b"GET / HTTP/1.1\r\nHost: x";
+        assert_eq!(meet(direct(), [more, b"HTTP"], both), Ok(true));
+        // Who does not know all that was sent to it, or more than was sent, proves nothing by less.
+        for (dialler, acceptor) in [
+            ([request, answer], [answer, more]),
+            ([request, answer], [b"HTTP", request]),
+        ] {
+            let met = meet(direct(), dialler, acceptor);
+            assert_ne!(met, Ok(true), "{dialler:?} {acceptor:?}");
+        }
         // A published port: the dialler has called another address.
         let published = addresses(
             ["10.0.0.2:4000", "192.168.1.1:8080"],
@@ -483,20 +487,11 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_socket_is_opened_for_all() {
+    fn what_a_killed_process_leaves_is_removed_when_it_is_old() {
         let folder = tempfile::tempdir().unwrap();
-        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
-        let secret = folder.path().join("secret");
-        fs::write(&secret, "x").unwrap();
-        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
         let at = folder.path().join("run-1");
-        std::os::unix::fs::symlink(&secret, &at).unwrap();
-        assert!(open_for_all(&at).is_err() && open_for_all(&secret).is_err());
-        assert_eq!(mode(&secret), 0o600);
-        fs::remove_file(&at).unwrap();
         let listener = listen(&at).unwrap();
-        assert_eq!(mode(&at), 0o666);
-        // What a killed process leaves is removed when it is old.
+        assert_eq!(fs::metadata(&at).unwrap().mode() & 0o777, 0o600);
         drop(listener);
         let old = [
             &at,
@@ -556,15 +551,12 @@ mod tests {
             (&[MAGIC.as_slice(), &[0; 34]].concat(), 0),
         ] {
             let wire = unix::connect(Name::Path(&at)).unwrap();
+            // Nobody may send descriptors before it is accepted, since Linux 6.16.
+            assert!(acceptor.look(&listener, &view).unwrap().is_none());
             let fds = &[bell.as_fd()][..fds];
             unix::send_with_fds(&wire, bytes, fds).unwrap();
             for _ in 0..3 {
-                assert!(
-                    acceptor
-                        .look(&listener, &view, &Peers::default())
-                        .unwrap()
-                        .is_none()
-                );
+                assert!(acceptor.look(&listener, &view).unwrap().is_none());
             }
             assert_eq!(acceptor.waiting.len(), 0, "{bytes:?}");
         }
@@ -573,19 +565,14 @@ mod tests {
             .filter_map(|_| unix::connect(Name::Path(&at)).ok())
             .collect();
         assert!(silent.len() >= MOST_WAITING);
-        acceptor.look(&listener, &view, &Peers::default()).unwrap();
+        acceptor.look(&listener, &view).unwrap();
         assert!(acceptor.waiting.len() <= MOST_WAITING);
         // One that claims to be the peer and proves nothing.
         let wire = unix::connect(Name::Path(&at)).unwrap();
         unix::send_with_fds(&wire, &hello, &[]).unwrap();
-        acceptor.look(&listener, &view, &Peers::default()).unwrap();
+        acceptor.look(&listener, &view).unwrap();
         let link = Link([7; DIGEST]);
         link.offer(&wire, bell.as_fd(), bell.as_fd()).unwrap();
-        assert!(
-            acceptor
-                .look(&listener, &view, &Peers::default())
-                .unwrap()
-                .is_none()
-        );
+        assert!(acceptor.look(&listener, &view).unwrap().is_none());
     }
 }

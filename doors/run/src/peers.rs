@@ -3,6 +3,7 @@
 //! A process of our own user is a peer without a setting. One of another user is a peer only if both sides have named each other's user
 //! (`weft run --with`). It gets a ring and nothing else: no memory is lent to it, none of its own is read, and its connections are [counted](Guests).
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -58,12 +59,13 @@ impl Peers {
             .unwrap_or_default()
     }
 
+    /// The number for every user that our namespace does not know is no user's.
     fn names(&self, uid: u32) -> bool {
-        match &self.0 {
+        let is_named = match &self.0 {
             Users::Any => true,
-            // This number stands for every user that our namespace does not know.
-            Users::These(users) => uid != OVERFLOW_UID && users.contains(&uid),
-        }
+            Users::These(users) => users.contains(&uid),
+        };
+        is_named && uid != OVERFLOW_UID
     }
 
     /// Whether a process of this user may be met.
@@ -77,19 +79,20 @@ impl Peers {
         }
     }
 
-    /// The same of a process: one of our user in another user namespace is no more to us than one of another user. The kernel shows the namespace of a
-    /// process that we may inspect; a process that hides its namespace from us has more rights than we have, or is not dumpable.
+    /// The same of a process: one of our user in another user namespace is no more to us than one of another user. Where the kernel does not show the
+    /// namespace, because the process is gone, has more rights than we have, or is not dumpable, it is met, and treated as another user's.
     #[must_use]
-    pub fn judge_process(&self, uid: u32, pid: Option<u32>) -> Option<User> {
-        let user = self.judge(uid)?;
-        let is_elsewhere = || {
-            let pid = pid.filter(|&pid| pid != std::process::id());
-            let process = pid.and_then(|pid| process::pidfd_open(pid).ok());
-            process.is_some_and(process::is_in_other_user_namespace)
-        };
-        match user {
-            User::Own if is_elsewhere() => self.names(uid).then_some(User::Other(uid)),
-            user => Some(user),
+    pub fn judge_process(&self, uid: u32, process: Option<BorrowedFd<'_>>) -> Option<User> {
+        match self.judge(uid)? {
+            User::Own => {
+                let shown = process.map(process::is_in_our_user_namespace);
+                match shown.and_then(Result::ok) {
+                    Some(true) => Some(User::Own),
+                    Some(false) => self.names(uid).then_some(User::Other(uid)),
+                    None => Some(User::Other(uid)),
+                }
+            }
+            other @ User::Other(_) => Some(other),
         }
     }
 }
@@ -184,6 +187,7 @@ impl Drop for Guest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn only_named_users_are_met_besides_our_own() {
@@ -205,11 +209,27 @@ mod tests {
     }
 
     #[test]
-    fn a_user_that_the_namespace_does_not_know_is_met_by_any_alone() {
-        let named = Peers::with(&OVERFLOW_UID.to_string()).unwrap();
-        assert_eq!(named.judge(OVERFLOW_UID), None);
-        let any = Peers::with("any").unwrap();
-        assert_eq!(any.judge(OVERFLOW_UID), Some(User::Other(OVERFLOW_UID)));
+    fn users_that_the_namespace_does_not_know_are_not_met() {
+        for users in ["any", "65534"] {
+            let peers = Peers::with(users).unwrap();
+            assert_eq!(peers.judge(OVERFLOW_UID), None, "{users}");
+        }
+    }
+
+    #[test]
+    fn a_process_whose_namespace_is_not_known_is_as_another_users() {
+        let (own, peers) = (process::uid(), Peers::default());
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let gone = process::pidfd_open(child.id()).unwrap();
+        child.wait().unwrap();
+        let ours = process::pidfd_open(std::process::id()).unwrap();
+        for (process, is) in [
+            (Some(ours.as_fd()), User::Own),
+            (Some(gone.as_fd()), User::Other(own)),
+            (None, User::Other(own)),
+        ] {
+            assert_eq!(peers.judge_process(own, process), Some(is), "{process:?}");
+        }
     }
 
     #[test]

@@ -2,24 +2,26 @@
 
 use std::fs::File;
 use std::io::{BufRead, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
+use weft_ring::Role;
 use weft_ring::stream::Stream;
 use weft_run::meet;
 use weft_run::peers::MOST_OF_ONE;
 use weft_run_tests::{free_port, python, switched, weft};
-use weft_sys::{memfd, unix};
+use weft_sys::memfd;
+use weft_sys::unix::{self, Kind};
 
-use crate::lend::{Liar, everybody};
-use crate::lies::{initiator, meeting_victim, victim};
+use crate::lend::{Liar, let_in, make_offer};
+use crate::lies::{initiator, meeting_victim, responder, victim};
 use crate::users::{USERS, by, can_be_others, with};
 
 /// A file of memory as the segment of a peer is not.
@@ -54,42 +56,58 @@ fn bad_segments() -> Vec<(&'static str, OwnedFd)> {
     ]
 }
 
-/// What is no bell.
-fn bad_bells() -> Vec<(&'static str, OwnedFd)> {
-    let dir = tempfile::tempdir().unwrap();
-    let listener = UnixListener::bind(dir.path().join("bell")).unwrap();
-    let (pipe, _) = std::io::pipe().unwrap();
-    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (dead, _) = UnixStream::pair().unwrap();
-    vec![
-        ("a pipe", pipe.into()),
-        ("a TCP socket", tcp.into()),
-        ("zeros", File::open("/dev/zero").unwrap().into()),
-        ("one without a peer", dead.into()),
-        ("a listener", listener.into()),
-    ]
+/// A TCP socket whose `close` waits for its peer, and that peer.
+fn slow_to_close() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&near, Some(Duration::from_secs(30))).unwrap();
+    near.set_nonblocking(true).unwrap();
+    while near.write(&[0; 1 << 12]).is_ok() {}
+    near.set_nonblocking(false).unwrap();
+    (near.into(), far)
 }
 
-/// Offers these to a victim of another user, which goes on over TCP. Whether it has taken them.
-fn is_taken(name: &str, segment: Option<OwnedFd>, bell: Option<OwnedFd>) -> bool {
-    let (mut victim, mut tcp, ends) = initiator(Some(USERS[0]));
-    let (_stream, good) = Stream::create_filled(256 << 10).unwrap();
-    let (_ours, theirs) = UnixStream::pair().unwrap();
-    let (segment, bell) = (segment.unwrap_or(good), bell.unwrap_or(theirs.into()));
-    let mut is_offered = false;
-    for n in 0..60 {
-        tcp.write_all(b"x").unwrap();
-        let got = tcp.read_exact(&mut [0]);
-        assert!(got.is_ok(), "{name}: echo {n}: {got:?}");
-        if !is_offered && let Some((wire, _)) = meet::dial(&ends, &everybody()).unwrap() {
-            let cookie = meet::peer(&tcp, &everybody()).unwrap().unwrap().cookie;
-            meet::offer(&wire, &tcp, cookie, segment.as_fd(), bell.as_fd()).unwrap();
-            is_offered = true;
+/// Does what as a user, in a thread of its own.
+fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
+    let become_it = move || {
+        let uid = Uid::from_raw(uid);
+        // Of this thread alone.
+        set_thread_res_uid(uid, uid, uid).unwrap();
+        what()
+    };
+    std::thread::scope(|scope| scope.spawn(become_it).join().unwrap())
+}
+
+/// A thread of this user lets `send` make an offer to a victim of another user, whose TCP peer we are. The victim goes on over TCP without delay.
+fn offer_by(dialler: u32, name: &str, send: impl Fn(&TcpStream, &OwnedFd) + Sync) {
+    let (mut victim, mut tcp, ends) = initiator(Some(USERS[0]), "any");
+    let offers = || {
+        let (mut is_offered, mut dialled) = (false, None);
+        for n in 0..60 {
+            let begun = Instant::now();
+            tcp.write_all(b"x").unwrap();
+            let got = tcp.read_exact(&mut [0]);
+            assert!(got.is_ok(), "{name}: echo {n}: {got:?}");
+            let took = begun.elapsed();
+            assert!(took < Duration::from_secs(5), "{name}: echo {n}: {took:?}");
+            if !is_offered && let Some(wire) = let_in(&ends, &mut dialled) {
+                send(&tcp, &wire);
+                is_offered = true;
+            }
         }
-    }
-    assert!(is_offered, "{name}");
+        is_offered
+    };
+    let is_offered = as_user(dialler, offers);
+    // Who is not the peer is not let in.
+    assert_eq!(is_offered, dialler == 0, "{name}");
     victim.kill().unwrap();
     victim.wait().unwrap();
+}
+
+/// Whether a victim has taken this segment of its peer.
+fn is_taken(name: &str, segment: OwnedFd) -> bool {
+    offer_by(0, name, |tcp, wire| make_offer(tcp, wire, segment.as_fd()));
     // The word "TCP" of the victim's direction.
     let mut joined = [0; 8];
     let read = File::from(segment).read_at(&mut joined, 128 * (1 + 8 + 5));
@@ -97,18 +115,87 @@ fn is_taken(name: &str, segment: Option<OwnedFd>, bell: Option<OwnedFd>) -> bool
 }
 
 #[test]
-fn only_whole_sealed_files_of_memory_and_bells_are_taken() {
+fn only_whole_sealed_files_of_memory_are_taken() {
     if !can_be_others() {
         return;
     }
-    assert!(is_taken("a good offer", None, None));
+    let (_stream, good) = Stream::create_filled(256 << 10).unwrap();
+    assert!(is_taken("a good offer", good));
     for (name, segment) in bad_segments() {
-        assert!(!is_taken(name, Some(segment), None), "{name}");
+        assert!(!is_taken(name, segment), "{name}");
     }
-    for (name, bell) in bad_bells() {
-        // A bell that has ended, or cannot ring, is as one whose owner ends: TCP goes on.
-        is_taken(name, None, Some(bell));
+}
+
+#[test]
+fn descriptors_that_are_slow_to_close_delay_nothing() {
+    if !can_be_others() {
+        return;
     }
+    let slow = Mutex::new(Vec::new());
+    let new = || {
+        let (near, far) = slow_to_close();
+        slow.lock().unwrap().push(far);
+        near
+    };
+    offer_by(0, "as the segment", |tcp, wire| {
+        make_offer(tcp, wire, new().as_fd());
+    });
+    offer_by(0, "in place of an offer", |_, wire| {
+        let (one, other) = (new(), new());
+        unix::send_with_fds(wire, b"x", &[one.as_fd(), other.as_fd()]).unwrap();
+    });
+    offer_by(0, "behind an offer", |tcp, wire| {
+        let (_stream, good) = Stream::create_filled(256 << 10).unwrap();
+        make_offer(tcp, wire, good.as_fd());
+        // The victim may have taken the offer, and lets nothing more in.
+        let _ = unix::send_with_fds(wire, b"x", &[new().as_fd()]);
+    });
+}
+
+#[test]
+fn a_bell_brings_no_descriptors_whoever_has_dialled() {
+    if !can_be_others() {
+        return;
+    }
+    let mut roles = Vec::new();
+    while !(roles.contains(&Role::Initiator) && roles.contains(&Role::Responder)) {
+        let (mut victim, _said, port) = victim("waits.py", Some(USERS[0]));
+        let liar = Liar::meet(port);
+        let sent = unix::send_with_fds(&liar.bell, b"!", &[liar.tcp.as_fd()]);
+        let error = sent.map_err(|e| e.raw_os_error());
+        assert_eq!(error, Err(Some(rustix::io::Errno::PERM.raw_os_error())));
+        roles.push(liar.role);
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_third_user_that_both_sides_meet_gets_no_connection() {
+    if !can_be_others() {
+        return;
+    }
+    // The victim listens.
+    offer_by(USERS[1], "dials", |_, _| panic!("let in"));
+    // The victim dials.
+    let (mut victim, mut tcp, ends) = responder(Some(USERS[0]), "any");
+    let listener = as_user(USERS[1], || meet::listen(&ends).unwrap());
+    let mut wires = Vec::new();
+    for _ in 0..60 {
+        tcp.write_all(b"x").unwrap();
+        tcp.read_exact(&mut [0]).unwrap();
+        while let Some(wire) = unix::accept(&listener).unwrap() {
+            let _ = unix::send_with_fds(&wire, b"+", &[]);
+            wires.push(wire);
+        }
+        for wire in &wires {
+            let got = unix::recv(wire, &mut [0; 100], 2);
+            assert!(!matches!(got, Ok(Some(_))), "{got:?}");
+        }
+    }
+    assert!(!wires.is_empty(), "the victim has dialled");
+    victim.kill().unwrap();
+    victim.wait().unwrap();
 }
 
 #[test]
@@ -120,11 +207,8 @@ fn memory_that_another_user_offers_is_not_read() {
     let truth = vec![7_u8; 1000];
     for liars in [0, USERS[0]] {
         // Root could read the memory of everybody.
-        let (mut victim, mut said, port) = meeting_victim("victim.py", None, USERS[0]);
+        let (mut victim, mut said, port) = meeting_victim("victim.py", None, &USERS[0].to_string());
         let lie = || {
-            let uid = Uid::from_raw(liars);
-            // Of this thread alone.
-            set_thread_res_uid(uid, uid, uid).unwrap();
             let liar = Liar::meet(port);
             let proof = (&raw const PROOF).expose_provenance() as u64;
             liar.stream.prove(liar.role, proof, PROOF);
@@ -143,7 +227,7 @@ fn memory_that_another_user_offers_is_not_read() {
                 assert_eq!(line.trim(), "ECONNRESET after 0");
             }
         };
-        std::thread::scope(|scope| scope.spawn(lie).join().unwrap());
+        as_user(liars, lie);
         if liars == 0 {
             let mut line = String::new();
             said.read_line(&mut line).unwrap();
@@ -243,7 +327,7 @@ fn a_name_that_another_user_has_taken_delays_nothing_and_is_told() {
         return;
     }
     let texts = beside(|name, is_over| {
-        let _listener = unix::listen(name, 1).unwrap();
+        let _listener = unix::listen_for_strangers(name, Kind::Stream, 1).unwrap();
         while !is_over.load(SeqCst) {
             std::thread::yield_now();
         }
@@ -262,11 +346,13 @@ fn strangers_that_dial_the_name_do_not_keep_two_ends_apart() {
     let texts = beside(|name, is_over| {
         let mut wires = Vec::new();
         while wires.len() < 3 && !is_over.load(SeqCst) {
-            if let Ok(wire) = unix::connect(name) {
+            if let Ok(wire) = unix::connect_to_stranger(name, Kind::Stream) {
                 if wires.len() == 1 {
                     let _ = unix::send_with_fds(&wire, b"weftrun1, or not", &[]);
                 }
-                wires.push(wire);
+                let (slow, far) = slow_to_close();
+                let _ = unix::send_with_fds(&wire, b"x", &[slow.as_fd()]);
+                wires.push((wire, far));
             }
             std::thread::yield_now();
         }

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
+use rustix::net::SendFlags;
 use weft_ring::Role;
 use weft_ring::stream::{Stream, Wish};
 use weft_run::meet::Ends;
@@ -28,14 +29,14 @@ fn users() -> Vec<Option<u32>> {
 
 /// Starts a victim that runs this script as a user, and meets us. Returns what it says, and its port.
 pub(crate) fn victim(script: &str, user: Option<u32>) -> (Child, BufReader<ChildStdout>, u16) {
-    meeting_victim(script, user, 0)
+    meeting_victim(script, user, "0")
 }
 
-/// The same, of one that meets this user.
+/// The same, of one that meets these users.
 pub(crate) fn meeting_victim(
     script: &str,
     user: Option<u32>,
-    with: u32,
+    with: &str,
 ) -> (Child, BufReader<ChildStdout>, u16) {
     let line = match user {
         Some(uid) => by(uid, &python(script)),
@@ -46,7 +47,7 @@ pub(crate) fn meeting_victim(
     command
         .args(words)
         .env("LD_PRELOAD", library())
-        .env("WEFT_RUN_WITH", with.to_string())
+        .env("WEFT_RUN_WITH", with)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
     let mut victim = end_with_us(&mut command).spawn().unwrap();
@@ -128,6 +129,10 @@ fn an_uncounted_byte(liar: &Liar) {
     (&liar.bell).write_all(b"!").unwrap();
 }
 
+fn an_urgent_byte(liar: &Liar) {
+    rustix::net::send(&liar.bell, b"!", SendFlags::OOB).unwrap();
+}
+
 #[test]
 fn a_send_does_not_wait_for_a_bell_that_nobody_reads() {
     let asks: &(dyn Fn(&Stream, Role) + Sync) = &|stream, role| {
@@ -157,6 +162,14 @@ fn bytes_in_the_bell_that_nobody_has_counted_end_the_connection() {
             "a receive that must not wait",
             b'R',
             &an_uncounted_byte,
+            &nothing,
+            &["ECONNRESET"],
+        ),
+        ("urgent", b'L', &an_urgent_byte, &nothing, &["ECONNRESET"]),
+        (
+            "urgent, epoll",
+            b'E',
+            &an_urgent_byte,
             &nothing,
             &["ECONNRESET"],
         ),
@@ -208,12 +221,21 @@ fn rings_that_are_counted_and_never_written_do_not_keep_receives_waiting() {
 }
 
 /// A connection to a victim on which this end offers the ring.
-pub(crate) fn initiator(user: Option<u32>) -> (Child, TcpStream, Ends) {
+pub(crate) fn initiator(user: Option<u32>, with: &str) -> (Child, TcpStream, Ends) {
+    connected(user, with, Role::Initiator)
+}
+
+/// One on which the victim offers it.
+pub(crate) fn responder(user: Option<u32>, with: &str) -> (Child, TcpStream, Ends) {
+    connected(user, with, Role::Responder)
+}
+
+fn connected(user: Option<u32>, with: &str, role: Role) -> (Child, TcpStream, Ends) {
     loop {
-        let (mut victim, _, port) = victim("waits.py", user);
+        let (mut victim, _, port) = meeting_victim("waits.py", user, with);
         let tcp = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let ends = Ends::of(&tcp).unwrap();
-        if ends.role() == Role::Initiator {
+        if ends.role() == role {
             return (victim, tcp, ends);
         }
         victim.kill().unwrap();
@@ -227,12 +249,12 @@ fn a_ring_of_another_size_than_ours_is_not_taken() {
         return;
     }
     for (bytes, is_taken) in [(1 << 18, true), (1 << 24, false)] {
-        let (mut victim, mut tcp, ends) = initiator(None);
-        let mut offered = None;
+        let (mut victim, mut tcp, ends) = initiator(None, "0");
+        let (mut offered, mut dialled) = (None, None);
         for _ in 0..60 {
             tcp.write_all(b"x").unwrap();
             tcp.read_exact(&mut [0]).unwrap();
-            offered = offered.or_else(|| offer(&tcp, &ends, bytes));
+            offered = offered.or_else(|| offer(&tcp, &ends, bytes, &mut dialled));
         }
         let (stream, _bell) = offered.expect("the victim opens its listener");
         assert_eq!(stream.has_joined(Role::Responder), is_taken, "{bytes}");

@@ -80,6 +80,8 @@ impl Stream {
     /// # Errors
     /// As there.
     pub fn open_filled(fd: OwnedFd) -> Result<Stream, OpenError> {
+        // The seals come first: only a memory file has them, and of others even a look can wait.
+        memfd::check_sealed(&fd)?;
         memfd::check_filled(&fd)?;
         Stream::open(fd)
     }
