@@ -140,10 +140,10 @@ pub fn connect_to_stranger(name: Name<'_>, kind: Kind) -> io::Result<OwnedFd> {
 }
 
 /// Whether messages may bring descriptors from now on; without, who sends one gets an error. Before Linux 6.16 they always may: then even the `close` of a
-/// socket waits for a descriptor in its queue that is slow to close (`SO_LINGER`, a FUSE file).
-pub fn take_rights(fd: impl AsFd, on: bool) {
+/// socket waits for a descriptor in its queue that is slow to close (`SO_LINGER`, a FUSE file). Returns whether the kernel knows this.
+pub fn take_rights(fd: impl AsFd, on: bool) -> bool {
     let on = i32::from(on);
-    let _ = set_option(fd.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, &on);
+    set_option(fd.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, &on).is_ok()
 }
 
 /// Whether what waits to be received has no descriptors. Says yes of at most 64 KiB.

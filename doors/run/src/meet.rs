@@ -694,18 +694,36 @@ mod tests {
         rustix::io::ioctl_fionbio(&reader, true).unwrap();
         let end = rustix::io::read(&reader, &mut [0; 1]);
         assert_eq!(end, Err(rustix::io::Errno::AGAIN), "the descriptor is open");
-        // And nothing more comes, since Linux 6.16.
-        let more = unix::send_with_fds(&near, b"!", &[reader.as_fd()]);
-        assert!(more.is_err_and(|e| e.raw_os_error() == Some(libc_eperm())));
+        if unix::take_rights(&near, true) {
+            assert_eq!(sends(&near, &reader), Err(rustix::io::Errno::PERM));
+        }
+    }
+
+    #[test]
+    fn a_dialler_that_was_not_let_in_sends_no_descriptors() {
+        let (a, b) = pair();
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let (ends, peers) = (Ends::of(&a).unwrap(), Peers::default());
+        let listener = listen(&Ends::of(&b).unwrap()).unwrap();
+        let wire = dial(&ends, &peers).unwrap().unwrap().wire;
+        if !unix::take_rights(&listener, false) {
+            return;
+        }
+        assert_eq!(sends(&wire, &reader), Err(rustix::io::Errno::PERM));
+        let accepted = unix::accept(&listener).unwrap().unwrap();
+        assert_eq!(sends(&wire, &reader), Err(rustix::io::Errno::PERM));
+        // Nor does the responder.
+        assert_eq!(sends(&accepted, &reader), Err(rustix::io::Errno::PERM));
+    }
+
+    fn sends(wire: &OwnedFd, what: impl AsFd) -> Result<(), rustix::io::Errno> {
+        let sent = unix::send_with_fds(wire, b"!", &[what.as_fd()]);
+        sent.map_err(|e| rustix::io::Errno::from_io_error(&e).unwrap())
     }
 
     fn unix_pair() -> (OwnedFd, OwnedFd) {
         let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
         (near.into(), far.into())
-    }
-
-    fn libc_eperm() -> i32 {
-        rustix::io::Errno::PERM.raw_os_error()
     }
 
     #[test]
