@@ -1,7 +1,7 @@
 //! `weft run`: what it sets, what it runs plain, and how it ends. The library itself is tested in tests/run.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -162,6 +162,18 @@ fn a_service_gets_a_drop_in_and_loses_it() {
         written.contains(&preload) && text.contains(&written),
         "{text}"
     );
+    // Whoever can write to the library, or a folder on its path, runs code in the service.
+    let warning = "can be changed by others than root";
+    if fs::metadata(lib.path()).unwrap().uid() == 0 {
+        assert!(!text.contains(warning), "{text}");
+    }
+    for path in [library.as_path(), lib.path()] {
+        let before = fs::metadata(path).unwrap().permissions();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+        let (text, _) = say("--service echo --print");
+        assert!(text.contains(warning), "{text}");
+        fs::set_permissions(path, before).unwrap();
+    }
     // Once more, with other options.
     say("--service echo --explain");
     let again = fs::read_to_string(&file).unwrap();

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -114,7 +115,16 @@ impl<'a> Service<'a> {
         let file = self.file();
         print!("{}:\n{text}", file.display());
         let library = variables.first().map(|(_, value)| value.to_string_lossy());
-        print!("{}", about(&unit, &library.unwrap_or_default()));
+        // Other libraries may follow.
+        let library = library.unwrap_or_default();
+        let library = library.split(':').next().unwrap_or_default();
+        print!("{}", about(&unit, library));
+        if let Some(path) = changed_by_others(Path::new(library)) {
+            println!(
+                "{} can be changed by others than root: they get to run code in the service. Install weft for all users first.",
+                path.display()
+            );
+        }
         let user = unit.last("User").unwrap_or("root");
         println!(
             "Peers of other users need `weft run --with {user}`, and this service `--with` their users."
@@ -164,6 +174,18 @@ impl<'a> Service<'a> {
         text += &about(&unit, unit.variable("LD_PRELOAD").unwrap_or_default());
         text
     }
+}
+
+/// The file, or the folder on its path, that another user than root can write to. What is in a sticky folder stays its owner's.
+fn changed_by_others(file: &Path) -> Option<PathBuf> {
+    let file = fs::canonicalize(file).ok()?;
+    let can = |path: &&Path| {
+        fs::metadata(path).is_ok_and(|about| {
+            let is_sticky = about.is_dir() && about.mode() & 0o1000 != 0;
+            about.uid() != 0 || about.mode() & 0o022 != 0 && !is_sticky
+        })
+    };
+    file.ancestors().find(can).map(Path::to_owned)
 }
 
 /// What of the unit is in the way, a line each.
