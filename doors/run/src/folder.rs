@@ -549,6 +549,8 @@ mod tests {
             (&hello[..HELLO - 1], 0),
             (&hello, 1),
             (&[MAGIC.as_slice(), &[0; 34]].concat(), 0),
+            // It has sent less than we have received.
+            (&[MAGIC.as_slice(), &[16; 34]].concat(), 0),
         ] {
             let wire = unix::connect(Name::Path(&at)).unwrap();
             // Nobody may send descriptors before it is accepted, since Linux 6.16.

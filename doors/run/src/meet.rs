@@ -492,7 +492,11 @@ pub fn take(
         let Some(user) = user.filter(|_| uid == owner.uid && owner.user.is_some()) else {
             continue;
         };
-        if barred().contains(&uid) {
+        if user != User::Own && barred().contains(&uid) {
+            // Another process of our user may be the peer.
+            if owner.user == Some(User::Own) {
+                continue;
+            }
             return Err(Why::Broken);
         }
         if pending.len() == MOST_PENDING {
