@@ -1,7 +1,8 @@
 //! The commands of the README and of the docs, run as they are typed there.
 //!
 //! A block after the line `<!-- run -->` is run by a shell, in a directory and in namespaces (network, processes) of its own. `<!-- run: A B -->` names the
-//! programs and libraries that the block needs beside weft; without them it is skipped. Where lines begin with `$ `, these are the commands, and the others
+//! programs and libraries that the block needs beside weft; without them it is skipped. `<!-- run as root: ... -->` keeps the users of the machine, and is skipped
+//! without root. Where lines begin with `$ `, these are the commands, and the others
 //! their output. After a command in the background the next one waits until something listens on a port.
 
 use std::ffi::OsStr;
@@ -29,6 +30,8 @@ struct Block {
     place: String,
     needs: Vec<String>,
     commands: Vec<String>,
+    /// It needs other users.
+    as_root: bool,
 }
 
 fn root() -> PathBuf {
@@ -48,6 +51,7 @@ fn blocks(page: &str) -> Vec<Block> {
             continue;
         };
         let place = format!("{page}:{}", number + 1);
+        let root = needs.strip_prefix(" as root");
         let fence = lines.next().map(|(_, line)| line);
         assert!(
             fence.is_some_and(|l| l.starts_with("```")),
@@ -62,7 +66,9 @@ fn blocks(page: &str) -> Vec<Block> {
         let commands = if typed.is_empty() { block } else { typed };
         found.push(Block {
             place,
-            needs: needs
+            as_root: root.is_some(),
+            needs: root
+                .unwrap_or(needs)
                 .trim_start_matches(':')
                 .split_whitespace()
                 .map(str::to_owned)
@@ -107,16 +113,13 @@ fn missing(needs: &[String], weft: &Path, path: &str) -> Option<String> {
 }
 
 /// A shell in namespaces of its own.
-fn shell() -> Command {
+fn shell(as_root: bool) -> Command {
     let mut command = Command::new("timeout");
-    command.args([
-        "120",
-        "unshare",
-        "--map-root-user",
-        "--net",
-        "--pid",
-        "--fork",
-    ]);
+    command.args(["120", "unshare"]);
+    if !as_root {
+        command.arg("--map-root-user");
+    }
+    command.args(["--net", "--pid", "--fork"]);
     command.args(["--kill-child", "--mount-proc", "bash"]);
     command.stdin(Stdio::null());
     command
@@ -124,7 +127,7 @@ fn shell() -> Command {
 
 #[test]
 fn commands_of_the_pages_run_as_they_are_typed() {
-    let can = shell().args(["-c", "ip link set lo up"]).output();
+    let can = shell(false).args(["-c", "ip link set lo up"]).output();
     if !can.is_ok_and(|out| out.status.success()) {
         println!("skipped: needs unshare, ip and namespaces");
         return;
@@ -151,10 +154,14 @@ fn commands_of_the_pages_run_as_they_are_typed() {
             println!("{}: skipped, no {need}", block.place);
             continue;
         }
+        if block.as_root && !rustix::process::geteuid().is_root() {
+            println!("{}: skipped, it needs root", block.place);
+            continue;
+        }
         let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("pages-{i}"));
         let _ = fs::remove_dir_all(&home);
         fs::create_dir_all(&home).expect("a directory");
-        let out = shell()
+        let out = shell(block.as_root)
             .args(["-c", &script(block)])
             .current_dir(&home)
             .env("PATH", &path)

@@ -7,7 +7,6 @@
 
 use libc::{c_int, ssize_t};
 use std::cell::UnsafeCell;
-use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
@@ -16,10 +15,11 @@ use weft_run::connection::Phase;
 use weft_run::gate::Gate;
 use weft_run::hosts::Beginning;
 use weft_run::ledger::Word;
-use weft_run::meet::{Ends, Why};
+use weft_run::meet::{Dialled, Ends, Pending, Why};
 
 use crate::chan::Chan;
 use crate::ledger::Row;
+use crate::meeting::Meeting;
 use crate::private::{self, Guards, Held, Private};
 use crate::state::SharedPhase;
 use crate::table::{self, Socket};
@@ -136,12 +136,39 @@ impl Reg {
 pub(crate) struct Slow {
     pub(crate) ends: Option<Ends>,
     pub(crate) listener: Option<c_int>,
-    pub(crate) pending: Option<OwnedFd>,
+    pub(crate) pending: Pending,
+    /// The wire to the responder, hidden, until there is a channel.
+    pub(crate) dialled: Option<Dialled<c_int>>,
+    /// The meeting through a folder, until there is a channel.
+    pub(crate) meeting: Option<Meeting>,
+    /// The kernel has told the peer's user.
+    pub(crate) knows_user: bool,
     /// The connection to the broker, hidden, until there is a channel.
     pub(crate) wire: Option<c_int>,
     /// The first bytes sent and received.
     pub(crate) beginnings: Option<Box<(Beginning, Beginning)>>,
     pub(crate) regs: Vec<Reg>,
+}
+
+impl Slow {
+    /// The hidden descriptors that are needed to find the peer, by their numbers.
+    pub(crate) fn wires(&mut self) -> impl Iterator<Item = &mut c_int> {
+        let by_folder = match &mut self.meeting {
+            Some(Meeting::Dialler(wire, _)) => Some(wire),
+            _ => None,
+        };
+        let dialled = self.dialled.as_mut().map(|dialled| &mut dialled.wire);
+        let others = [self.listener.as_mut(), self.wire.as_mut()];
+        others.into_iter().chain([dialled, by_folder]).flatten()
+    }
+
+    /// Closes the descriptors that are needed to find the peer.
+    pub(crate) fn close_wires(&mut self) {
+        self.wires().for_each(|fd| hidden::close(*fd));
+        self.pending.clear();
+        (self.listener, self.wire) = (None, None);
+        (self.dialled, self.meeting) = (None, None);
+    }
 }
 
 #[repr(align(64))]
@@ -357,10 +384,8 @@ impl Conn {
     pub(crate) fn recycle(&'static self, big: &Big) {
         self.tell_tcp();
         self.row.put(Word::Closed, 1);
-        let slow = std::mem::take(self.slow(big));
-        for fd in [slow.listener, slow.wire].into_iter().flatten() {
-            hidden::close(fd);
-        }
+        let mut slow = std::mem::take(self.slow(big));
+        slow.close_wires();
         for mut reg in slow.regs {
             reg.close_own();
         }

@@ -2,7 +2,7 @@
 
 use libc::c_int;
 use std::ops::Range;
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
 use crate::private::{Guards, Private};
 use crate::table::{self, Entry, MAX_FD};
@@ -69,6 +69,13 @@ pub(crate) fn duplicate(fd: c_int) -> Option<c_int> {
     }
     table::put(new, Entry::HIDDEN);
     Some(new)
+}
+
+/// A hidden descriptor for the library's own code, as one that it has just made.
+pub(crate) fn show(fd: c_int) -> OwnedFd {
+    table::put(fd, Entry::NONE);
+    // SAFETY: it is ours, and nobody has it any more.
+    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 pub(crate) fn close(fd: c_int) {

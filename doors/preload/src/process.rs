@@ -20,8 +20,8 @@ use crate::lend::memory::Sharing;
 use crate::memory::{self, Blocks};
 use crate::private::Held;
 use crate::{
-    dgram, edges, fd, handlers, hidden, kernel, ledger, lend, lock, next, return_to_tcp, ring_poll,
-    sets, signal, spawn, table,
+    containers, dgram, edges, fd, handlers, hidden, kernel, ledger, lend, lock, next,
+    return_to_tcp, ring_poll, sets, signal, spawn, table,
 };
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
@@ -292,6 +292,7 @@ pub(crate) fn end() {
     }
     lend::finish_for_good();
     dgram::fork::at_end();
+    containers::end();
     fd::leave_all();
 }
 

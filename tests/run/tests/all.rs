@@ -1,9 +1,11 @@
 //! Programs under `weft run` and `weft advise`, but for the random ones (differ.rs).
 
 mod advise;
+mod containers;
 mod cpython;
 mod faults;
 mod forks;
+mod guests;
 mod holes_of_calls;
 mod inherited;
 mod lend;
@@ -16,5 +18,6 @@ mod starts;
 mod told;
 mod udp;
 mod unusual;
+mod users;
 mod waits;
 mod watched;

@@ -1,0 +1,56 @@
+//! The channel with a peer on this host.
+
+use libc::c_int;
+use std::os::fd::OwnedFd;
+
+use weft_ring::Role;
+use weft_ring::stream::Stream;
+use weft_run::meet::Why;
+use weft_run::peers::Guest;
+
+use crate::bell::channel;
+use crate::chan::Chan;
+
+/// Bytes that a direction's ring holds.
+const RING_BYTES: u32 = 256 << 10;
+
+/// A new segment. One for another user has all of its memory, so that neither side can have it charged to the other later.
+pub(crate) fn new_stream(is_for_other: bool) -> Result<(Stream, OwnedFd), Why> {
+    let create = if is_for_other {
+        Stream::create_filled
+    } else {
+        Stream::create
+    };
+    create(RING_BYTES).map_err(|_| Why::System)
+}
+
+/// A peer's segment.
+pub(crate) fn open_stream(segment: OwnedFd, is_of_other: bool) -> Result<Stream, Why> {
+    let open = if is_of_other {
+        Stream::open_filled
+    } else {
+        Stream::open
+    };
+    let stream = open(segment).map_err(|_| Why::Broken)?;
+    if stream.capacity() != RING_BYTES as usize {
+        return Err(Why::Broken);
+    }
+    Ok(stream)
+}
+
+/// The channel with a peer. `process`: where it is one of our user, in our network namespace. Of others nothing is looked at but the ring and the bell.
+pub(crate) fn made(
+    (mut stream, role, bell): (Stream, Role, OwnedFd),
+    fd: c_int,
+    process: Option<u32>,
+    guest: Option<Guest>,
+) -> Result<Option<Chan>, Why> {
+    let process = process.filter(|_| guest.is_none());
+    if process.is_none() {
+        stream.refuse_sources();
+    }
+    let mut chan = channel(stream, role, bell, fd)?;
+    chan.peer_process = process.unwrap_or(0);
+    chan.guest = guest;
+    Ok(Some(chan))
+}
