@@ -3,18 +3,20 @@
 use crate::common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use crate::common::{Output, as_user, names, noise, until, weft};
 
 /// A running `weft fs serve`.
-struct Server {
+pub(crate) struct Server {
     child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
     addr: String,
+    /// Empty with `--plain`.
     fingerprint: String,
 }
 
@@ -23,31 +25,42 @@ impl Server {
         Self::start_with(&mut weft(), args)
     }
 
-    fn start_with(command: &mut Command, args: &[&str]) -> Self {
+    pub(crate) fn start_with(command: &mut Command, args: &[&str]) -> Self {
         let mut child = command
             .args(["fs", "serve", "--bind", "127.0.0.1:0"])
             .args(args)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut lines = lines.map_while(Result::ok);
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut after = |start: &str| {
-            let found = lines.find_map(|line| line.strip_prefix(start).map(str::to_owned));
+            let mut said = lines.by_ref().map_while(Result::ok);
+            let found = said.find_map(|line| line.strip_prefix(start).map(str::to_owned));
             let rest = found.expect(start);
             rest.split([',', ';']).next().unwrap().to_owned()
         };
         let addr = after("serving on ");
-        let fingerprint = after("the key of this server is ");
+        let fingerprint = if args.contains(&"--plain") {
+            String::new()
+        } else {
+            after("the key of this server is ")
+        };
         Self {
             child,
+            lines,
             addr,
             fingerprint,
         }
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         format!("/rdma/{}/{name}", self.addr)
+    }
+
+    /// Ends it, and returns what it has said beside its address and key.
+    pub(crate) fn said(mut self) -> Vec<String> {
+        self.kill();
+        self.lines.by_ref().map_while(Result::ok).collect()
     }
 
     fn kill(&mut self) {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::common::{Listener, Output, names, noise, weft};
+use crate::fs::Server;
 
 /// The program, for which the drop-in libraries are the system's.
 fn weft_with_devices() -> Command {
@@ -268,4 +269,97 @@ fn a_folder_without_libraries_is_named() {
         "{stdout}"
     );
     assert!(stdout.contains("rdma-core"), "{stdout}");
+}
+
+/// Buffers of a server on one device, from a client on another.
+#[test]
+fn remote_memory_as_files_is_reached_through_the_device_that_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let bytes = noise(20_000_001, 5);
+    fs::write(file("in"), &bytes).unwrap();
+    fs::create_dir(file("offered")).unwrap();
+    fs::write(file("offered/film"), noise(700_000, 1)).unwrap();
+    for (here, there) in [("weft0", "weft0"), ("soft", "weft0"), ("weft0", "soft")] {
+        let serve = ["--keep", "--plain", "--open", "--device", there];
+        let offered = file("offered");
+        let serve = [&serve[..], &[offered.as_str()]].concat();
+        let server = Server::start_with(&mut weft_with_devices(), &serve);
+        let run = |args: &[&str]| {
+            let mut fs = weft_with_devices();
+            fs.args(["-v", "fs"]).args(args);
+            Output::of(fs.args(["--plain", "--device", here]))
+        };
+        let put = run(&["put", &file("in"), &server.path("data")]);
+        put.ok();
+        let words = match here {
+            "soft" => "the soft RNIC carries",
+            _ => "the RNIC weft0 carries",
+        };
+        assert!(put.stderr.contains(words), "{}", put.stderr);
+        for (name, wanted) in [("data", &bytes), ("film", &noise(700_000, 1))] {
+            run(&["get", &server.path(name), &file("out")]).ok();
+            assert!(fs::read(file("out")).unwrap() == *wanted, "{here} {there}");
+            fs::remove_file(file("out")).unwrap();
+        }
+        let listed = run(&["ls", &server.path("")]);
+        listed.ok();
+        assert!(listed.stdout.contains("20000001"), "{}", listed.stdout);
+        // weft0 is an iWARP device, which has no atomics.
+        let appended = run(&["put", "--append", &file("in"), &server.path("data")]);
+        let words = "Operation not supported";
+        assert!(appended.stderr.contains(words), "{}", appended.stderr);
+    }
+}
+
+#[test]
+fn nobody_offers_memory_unprotected_by_mistake() {
+    let refused = |args: &[&str], words: &str, hint: &str| {
+        let mut serve = weft_with_devices();
+        let out = Output::of(serve.args(["fs", "serve"]).args(args));
+        for words in [words, hint] {
+            assert!(out.stderr.contains(words), "{args:?}: {}", out.stderr);
+        }
+        for other in ["cannot listen", "port 0 takes"] {
+            assert!(!out.stderr.contains(other), "{args:?}: {}", out.stderr);
+        }
+    };
+    refused(
+        &["--device=weft0", "--open", "--bind=127.0.0.1:0"],
+        "cannot encrypt what it sends",
+        "add --plain on both sides",
+    );
+    refused(
+        &["--device=weft0", "--plain", "--bind=127.0.0.1:0"],
+        "clients cannot show their keys",
+        "--open lets everybody in",
+    );
+    refused(
+        &["--device=mlx5_9", "--plain", "--open", "--bind=127.0.0.1:0"],
+        "no RDMA device mlx5_9",
+        "`weft doctor`",
+    );
+    refused(
+        &["--plain", "--authorized=/dev/null", "--bind=127.0.0.1:0"],
+        "--authorized and --plain exclude each other",
+        "--open lets everybody in",
+    );
+    refused(
+        &["--plain", "--bind=0.0.0.0:0"],
+        "without encryption no client can show its key",
+        "--open lets everybody in",
+    );
+}
+
+#[test]
+fn a_server_without_encryption_has_no_key() {
+    let config = tempfile::tempdir().unwrap();
+    let mut weft = weft_with_devices();
+    weft.env("XDG_CONFIG_HOME", config.path());
+    let server = Server::start_with(&mut weft, &["--plain"]);
+    let mut stat = weft_with_devices();
+    let stat = stat.args(["fs", "ls", "--plain", &server.path("")]);
+    Output::of(stat).ok();
+    assert_eq!(server.said(), [""; 0]);
+    assert!(fs::read_dir(config.path()).unwrap().next().is_none());
 }

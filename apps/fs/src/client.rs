@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use weft_session::{Event, MessageChannel, Prepared};
-use weft_verbs::cm::{self, ConnectError};
+use weft_session::{DialError, Event, MessageChannel, Via};
+use weft_verbs::any::Mr;
+use weft_verbs::cm::ConnectError;
 use weft_verbs::tls::Tls;
-use weft_verbs::{Access, Device, Mr, RemoteAddr, SendWr};
+use weft_verbs::{Access, Device, RemoteAddr, SendWr};
 
 use crate::error::Error;
 use crate::lock;
@@ -38,8 +39,10 @@ pub struct Settings {
     pub keys: Arc<dyn Keys>,
     /// The time limit for a silent server.
     pub patience: Duration,
-    /// The device to use; `None`: one of its own.
+    /// The soft RNIC to use; `None`: one of its own.
     pub device: Option<Device>,
+    /// The device of the connection, and whether it is encrypted.
+    pub via: Via,
 }
 
 impl Settings {
@@ -48,6 +51,7 @@ impl Settings {
             keys,
             patience: Duration::from_secs(30),
             device: None,
+            via: Via::default(),
         }
     }
 }
@@ -92,6 +96,8 @@ pub(crate) struct Conn {
     /// Counts connections: handles are of one of them.
     pub(crate) epoch: u64,
     keeps: bool,
+    /// Whether the device can append.
+    has_atomics: bool,
     transport: &'static str,
     patience: Duration,
     next: u64,
@@ -279,15 +285,9 @@ impl Inner {
             slot.conn = None;
         }
         if slot.conn.is_none() {
-            let device = if let Some(device) = &slot.device {
-                device.clone()
-            } else {
-                let device = Device::open().map_err(|e| Error::Local(e.to_string()))?;
-                slot.device.insert(device).clone()
-            };
             slot.epochs += 1;
             let epoch = slot.epochs;
-            let conn = self.dial(&device, epoch)?;
+            let conn = self.dial(&mut slot.device, epoch)?;
             return Ok(slot.conn.insert(conn));
         }
         slot.conn
@@ -295,7 +295,7 @@ impl Inner {
             .ok_or(Error::Gone("there is no connection"))
     }
 
-    fn dial(&self, device: &Device, epoch: u64) -> Result<Conn, Error> {
+    fn dial(&self, device: &mut Option<Device>, epoch: u64) -> Result<Conn, Error> {
         let addrs = self.endpoint.resolve().map_err(Error::Resolve)?;
         let mut last = None;
         for addr in addrs {
@@ -313,27 +313,38 @@ impl Inner {
         })
     }
 
-    fn dial_one(&self, device: &Device, addr: SocketAddr, epoch: u64) -> Result<Conn, Error> {
-        let local = |e: weft_verbs::Error| Error::Local(e.to_string());
-        let tls = self.settings.keys.tls(&self.endpoint)?;
-        let (prepared, qp) = Prepared::new(device, PROTOCOL).map_err(local)?;
-        let staging = prepared
-            .pd
-            .alloc_mr(CHUNK, Access::LOCAL_WRITE)
-            .map_err(local)?;
+    fn dial_one(
+        &self,
+        device: &mut Option<Device>,
+        addr: SocketAddr,
+        epoch: u64,
+    ) -> Result<Conn, Error> {
+        let via = &self.settings.via;
+        let soft = || match device {
+            Some(device) => Ok(device.clone()),
+            None => Ok(device.insert(Device::open()?).clone()),
+        };
+        let device = via.device(|choice| choice.rnic_to(addr), soft);
+        let device = device.map_err(Error::Device)?;
+        let tls = if via.plain {
+            None
+        } else {
+            Some(self.settings.keys.tls(&self.endpoint)?)
+        };
         let hello = PROTOCOL.hello(Status::Ok, 0);
-        let conn = match cm::connect_qp(addr, qp, device, &PROTOCOL.param(tls, hello)) {
-            Ok(conn) => conn,
-            Err(ConnectError::Rejected { private_data }) => {
+        let param = PROTOCOL.param(tls, hello);
+        let (link, private_data) = match MessageChannel::dial(&device, PROTOCOL, addr, &param) {
+            Ok(connected) => connected,
+            Err(DialError::Connect(ConnectError::Rejected { private_data })) => {
                 let theirs = PROTOCOL
                     .read_hello(&private_data)
                     .map_err(|e| Error::Foreign(e.0))?;
                 return Err(Error::Rejected(theirs.status));
             }
-            Err(e) => return Err(Error::Connect(e)),
+            Err(e) => return Err(e.into()),
         };
         let theirs = PROTOCOL
-            .read_hello(&conn.private_data)
+            .read_hello(&private_data)
             .map_err(|e| Error::Foreign(e.0))?;
         if theirs.version != PROTOCOL.version {
             return Err(Error::Rejected(Status::Version));
@@ -341,11 +352,14 @@ impl Inner {
         if theirs.status != Status::Ok {
             return Err(Error::Rejected(theirs.status));
         }
-        let transport = conn.qp.path().map_or("tcp", |path| path.transport);
+        let transport = link.qp.path().map_or("tcp", |path| path.transport);
+        let staging = link.pd().alloc_mr(CHUNK, Access::LOCAL_WRITE);
+        let staging = staging.map_err(|e| Error::Local(e.to_string()))?;
         Ok(Conn {
-            link: prepared.connected(conn.qp),
+            link,
             epoch,
             keeps: theirs.value != 0,
+            has_atomics: device.attr().atomics,
             transport,
             patience: self.settings.patience,
             next: 0,
@@ -430,6 +444,9 @@ impl Conn {
     }
 
     pub(crate) fn open(&mut self, name: &Name, flags: Flags, size: u64) -> Result<Reply, Error> {
+        if flags.has(Flags::APPEND) && !self.has_atomics {
+            return Err(Errno::OPNOTSUPP.into());
+        }
         let reply = self.call(&Request {
             flags,
             size,

@@ -1,7 +1,7 @@
 //! Errors between a client and its server.
 
 use rustix::io::Errno;
-use weft_session::Broken;
+use weft_session::{Broken, DialError, NoDevice};
 use weft_verbs::cm::ConnectError;
 use weft_verbs::tls::TlsError;
 
@@ -28,6 +28,9 @@ pub enum Error {
     /// The connection has ended or the server is silent.
     #[error("the connection has ended: {0}")]
     Gone(&'static str),
+    /// No device carries the connection.
+    #[error("{0}")]
+    Device(NoDevice),
     /// A missing resource of this process.
     #[error("{0}")]
     Local(String),
@@ -47,6 +50,7 @@ impl Error {
             Self::Rejected(Status::Busy) => Errno::USERS,
             Self::Foreign(_) | Self::Rejected(_) => Errno::PROTO,
             Self::Connect(_) | Self::Gone(_) => Errno::IO,
+            Self::Device(_) => Errno::NODEV,
             Self::Local(_) => Errno::NOMEM,
         }
     }
@@ -68,6 +72,15 @@ impl From<Broken> for Error {
             Broken::Closed => Self::Gone("the peer closed it or went away"),
             Broken::Protocol(why) => Self::Gone(why),
             Broken::Local(why) => Self::Local(why),
+        }
+    }
+}
+
+impl From<DialError> for Error {
+    fn from(error: DialError) -> Self {
+        match error {
+            DialError::Local(e) => Self::Local(e.to_string()),
+            DialError::Connect(e) => Self::Connect(e),
         }
     }
 }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::{Access, MemError, Mr, RawMemory, RemoteAddr, SendWr};
+use weft_verbs::any::Mr;
+use weft_verbs::{Access, MemError, RawMemory, RemoteAddr, SendWr};
 
 use crate::client::{CHUNK, Change, Client, Conn, Settle, Slot};
 use crate::error::Error;

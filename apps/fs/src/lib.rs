@@ -27,3 +27,4 @@ pub use rustix::io::Errno;
 
 pub use weft_service::endpoint::port::FS as DEFAULT_PORT;
 use weft_service::lock;
+pub use weft_session::Via;

@@ -27,6 +27,7 @@ fn config(quota: u64, keeps: bool) -> Config {
         tls: tls(),
         admit: Arc::new(|_| false),
         open: false,
+        via: weft_fs::Via::default(),
     }
 }
 

@@ -52,6 +52,7 @@ impl World {
             tls: Tls::new(identity).unwrap(),
             admit: Arc::new(|_| false),
             open: false,
+            via: weft_fs::Via::default(),
         })
         .unwrap();
         Self {

@@ -489,7 +489,7 @@ fn greet(request: cm::Request, security: &Security, waiting: &Waiting) {
             &format!("versions differ: {} there, {VERSION} here", hello.version),
         );
     }
-    let known = judge(&request, |key| match security {
+    let known = judge(Some(&request), |key| match security {
         Security::SameUser => false,
         // Without a file of peers any key would be accepted, and that was not requested.
         Security::Environment => named_peers(),

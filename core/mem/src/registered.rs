@@ -8,8 +8,9 @@
 
 use crate::domain::{Lent, Memory};
 use crate::{Access, ExportAddr, MemError, PdId, RawMemory, copy};
+use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -34,6 +35,26 @@ pub enum Backing {
     Shared(usize),
     /// A mapping of a memory file, which must be one that never shrinks ([`weft_sys::memfd::check`]). Peers of this host reach it in this process.
     File(Mapping),
+}
+
+impl Backing {
+    /// The first `len` bytes of a memory file that never shrinks, for reading only unless `writable`. The inner error: it is not so long, or `len` is 0.
+    ///
+    /// # Errors
+    /// It is no such file, or cannot be mapped; with what was tried.
+    pub fn memory_file(
+        file: impl AsFd,
+        len: usize,
+        writable: bool,
+    ) -> Result<Result<Self, MemError>, (&'static str, io::Error)> {
+        let held = weft_sys::memfd::check(&file).map_err(|e| ("a memory file", e))?;
+        if len == 0 || held < len as u64 {
+            return Ok(Err(MemError::Bounds));
+        }
+        let mapping = Mapping::new(&file, 0, len, writable);
+        let mapping = mapping.map_err(|e| ("mapping a memory file", e))?;
+        Ok(Ok(Self::File(mapping)))
+    }
 }
 
 enum Storage {

@@ -5,7 +5,6 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
 use weft_cverbs::ibv_comp_channel;
 
 use crate::context::Context;
@@ -48,14 +47,7 @@ impl Context {
         // SAFETY: ours, once; every queue of it was destroyed before.
         let destroy = move |channel| unsafe { (calls.ibv_destroy_comp_channel)(channel) };
         let channel = Handle::new(self.life(), &calling, Kind::Channel, raw, destroy);
-        let ready = without_blocking(fd).and_then(|()| {
-            let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-            for fd in [fd, self.life().gone()] {
-                let data = epoll::EventData::new_u64(0);
-                epoll::add(&ready, fd, data, epoll::EventFlags::IN)?;
-            }
-            Ok(ready)
-        });
+        let ready = without_blocking(fd).and_then(|()| self.life().readable_or_gone(fd));
         let ready = ready.map_err(|e| self.failed("epoll_ctl", e.raw_os_error()));
         drop(calling);
         Ok(Channel(Arc::new(ChannelInner {

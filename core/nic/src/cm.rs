@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -63,6 +63,8 @@ impl Drop for Id {
         if fork::is_child() {
             return;
         }
+        // It reads the context, which may be closed with its last identifier.
+        drop(self.life.take());
         // SAFETY: ours, once; every event was acknowledged, and the queue pair destroyed.
         unsafe {
             (self.calls.rdma_destroy_id)(self.id);
@@ -212,8 +214,17 @@ impl Id {
         Error::removed(self.device().as_deref().unwrap_or(CM))
     }
 
-    /// Before a call that uses its queue pair.
+    /// A child of fork would take the parent's events.
+    fn refuse_child(&self) -> Result<(), Error> {
+        if fork::is_child() {
+            return Err(fork::error(self.device().as_deref().unwrap_or(CM)));
+        }
+        Ok(())
+    }
+
+    /// Before a call that uses its queue pair, which takes `using_qp` then.
     fn enter(&self) -> Result<Option<Calling<'_>>, Error> {
+        self.refuse_child()?;
         self.life.get().map(|life| life.enter()).transpose()
     }
 
@@ -224,6 +235,7 @@ impl Id {
     /// The next event, at most until `end` (`None`: for ever).
     fn event(&self, end: Option<Instant>) -> Result<Option<Event>, Error> {
         loop {
+            self.refuse_child()?;
             if !readable(self.as_fd(), end).map_err(|e| self.failed("poll", e.raw_os_error()))? {
                 return Ok(None);
             }
@@ -235,9 +247,15 @@ impl Id {
 
     /// An event that is there already.
     fn try_event(&self) -> Result<Option<Event>, Error> {
+        self.refuse_child()?;
         let mut event = ptr::null_mut();
-        // SAFETY: a channel that lives, and a place for the answer.
-        let answer = unsafe { (self.calls.rdma_get_cm_event)(self.channel, &raw mut event) };
+        let answer = {
+            // The library modifies the queue pair for some events.
+            let _calling = self.life.get().map(|life| life.calling());
+            let _using = lock(&self.using_qp);
+            // SAFETY: a channel that lives, and a place for the answer; the queue pair is not destroyed meanwhile.
+            unsafe { (self.calls.rdma_get_cm_event)(self.channel, &raw mut event) }
+        };
         match status(answer) {
             Err(libc::EAGAIN | libc::EINTR) => return Ok(None),
             other => other.map_err(|errno| self.failed("rdma_get_cm_event", errno))?,
@@ -304,8 +322,18 @@ impl Source for Id {
     fn try_end(&self) -> Result<Option<End>, Error> {
         while let Some(event) = self.try_event()? {
             match event.kind {
-                RDMA_CM_EVENT_DISCONNECTED if event.status < 0 => return Ok(Some(End::Lost)),
-                RDMA_CM_EVENT_DISCONNECTED => return Ok(Some(End::Disconnected)),
+                RDMA_CM_EVENT_DISCONNECTED => {
+                    // An error of the queue pair came before, and says why.
+                    if let Some(life) = self.life.get() {
+                        life.take_events();
+                    }
+                    let is_lost = event.status < 0;
+                    return Ok(Some(if is_lost {
+                        End::Lost
+                    } else {
+                        End::Disconnected
+                    }));
+                }
                 // After `Incoming::accept`.
                 RDMA_CM_EVENT_CONNECT_ERROR
                 | RDMA_CM_EVENT_UNREACHABLE
@@ -356,6 +384,7 @@ fn bind(id: &Id, address: SocketAddr) -> Result<(), Error> {
 }
 
 fn context(id: &Arc<Id>) -> Result<Context, Error> {
+    id.refuse_child()?;
     // SAFETY: an identifier that lives.
     let raw = unsafe { (*id.id).verbs };
     if raw.is_null() {
@@ -371,13 +400,16 @@ fn context(id: &Arc<Id>) -> Result<Context, Error> {
     Ok(context)
 }
 
-/// An identifier on the same device, which only waits for the removal of the device.
-fn monitor(id: &Id) -> Option<Arc<dyn Source>> {
-    let own = Id::new().ok()?;
-    bind(&own, (id.address(false)?.ip(), 0).into()).ok()?;
+/// An identifier on the same device, which only waits for the removal of the device. `None`: the address leads to another device, or to none.
+fn monitor(id: &Id) -> Result<Option<Arc<dyn Source>>, Error> {
+    let own = Id::new()?;
+    let is_bound = |address: SocketAddr| bind(&own, (address.ip(), 0).into()).is_ok();
+    if !id.address(false).is_some_and(is_bound) {
+        return Ok(None);
+    }
     // SAFETY: identifiers that live.
     let is_same = unsafe { (*own.id).verbs == (*id.id).verbs };
-    is_same.then(|| Arc::new(own) as Arc<dyn Source>)
+    Ok(is_same.then(|| Arc::new(own) as Arc<dyn Source>))
 }
 
 fn create_qp(id: &Arc<Id>, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
@@ -500,18 +532,24 @@ impl Outgoing {
     pub fn connect(&self, param: &Param<'_>, patience: Duration) -> Result<Connection, Error> {
         let (id, end) = (&self.0, Instant::now() + patience);
         let mut parameters = id.parameters(param)?;
-        let calling = id.enter()?;
-        // SAFETY: an identifier that lives, and parameters.
-        let answer = unsafe { (id.calls.rdma_connect)(id.id, &raw mut parameters) };
+        let answer = {
+            let _calling = id.enter()?;
+            let _using = lock(&id.using_qp);
+            // SAFETY: an identifier that lives, and parameters; the queue pair is not destroyed meanwhile.
+            unsafe { (id.calls.rdma_connect)(id.id, &raw mut parameters) }
+        };
         id.check("rdma_connect", answer)?;
-        drop(calling);
         let event = id.expect("rdma_connect", RDMA_CM_EVENT_ESTABLISHED, end)?;
         Connection::new(id, event.private_data)
     }
 }
 
 /// Takes connections.
-pub struct Listener(Arc<Id>);
+pub struct Listener {
+    id: Arc<Id>,
+    /// Readable while events are there, and once its device is gone; `None`: it listens on all devices.
+    ready: Option<OwnedFd>,
+}
 
 impl Listener {
     /// Listens on an address of a device; port 0 chooses one.
@@ -526,26 +564,29 @@ impl Listener {
         let answer = unsafe { (id.calls.rdma_listen)(id.id, BACKLOG) };
         id.check("rdma_listen", answer)?;
         let id = Arc::new(id);
-        if id.device().is_some() {
-            context(&id)?;
-        }
-        Ok(Self(id))
+        let ready = if id.device().is_some() {
+            let ready = context(&id)?.life().readable_or_gone(id.as_fd());
+            Some(ready.map_err(|e| id.failed("epoll_ctl", e.raw_os_error()))?)
+        } else {
+            None
+        };
+        Ok(Self { id, ready })
     }
 
     /// The name of the device whose address it is; `None`: of all devices.
     pub fn device(&self) -> Option<String> {
-        self.0.device()
+        self.id.device()
     }
 
     /// The port that it listens on.
     pub fn port(&self) -> u16 {
         // SAFETY: an identifier that lives.
-        u16::from_be(unsafe { (self.0.calls.rdma_get_src_port)(self.0.id) })
+        u16::from_be(unsafe { (self.id.calls.rdma_get_src_port)(self.id.id) })
     }
 
     /// The address that it listens on.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        let ip = self.0.address(false)?.ip();
+        let ip = self.id.address(false)?.ip();
         Some(SocketAddr::new(ip, self.port()))
     }
 
@@ -554,19 +595,29 @@ impl Listener {
     /// # Errors
     /// It listens on all devices.
     pub fn context(&self) -> Result<Context, Error> {
-        context(&self.0)
+        context(&self.id)
     }
 
     /// The next connection request; `None` if none comes within this time (`None`: for ever).
     ///
     /// # Errors
-    /// As `rdma_get_cm_event`; the device is removed. After an error that [is of the request alone](Error::is_of_a_request) others can follow.
+    /// As `rdma_get_cm_event`; the device is removed or has failed, unless it listens on all. After an error that [is of the request alone](Error::is_of_a_request) others can follow.
     pub fn request(&self, patience: Option<Duration>) -> Result<Option<Incoming>, Error> {
         let end = patience.and_then(|time| Instant::now().checked_add(time));
-        while let Some(event) = self.0.event(end)? {
+        loop {
+            self.id.refuse_child()?;
+            let came = readable(self.as_fd(), end);
+            if !came.map_err(|e| self.id.failed("poll", e.raw_os_error()))? {
+                return Ok(None);
+            }
+            let Some(event) = self.id.try_event()? else {
+                // Perhaps it is the end of the device.
+                drop(self.id.enter()?);
+                continue;
+            };
             match event.kind {
                 RDMA_CM_EVENT_CONNECT_REQUEST => {
-                    let id = self.0.of_request(event.id);
+                    let id = self.id.of_request(event.id);
                     return Ok(Some(Incoming {
                         id: Arc::new(id.map_err(Error::of_a_request)?),
                         private_data: event.private_data,
@@ -574,17 +625,19 @@ impl Listener {
                         is_answered: false,
                     }));
                 }
-                RDMA_CM_EVENT_DEVICE_REMOVAL => return Err(self.0.removed()),
+                RDMA_CM_EVENT_DEVICE_REMOVAL => return Err(self.id.removed()),
                 _ => {}
             }
         }
-        Ok(None)
     }
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        match &self.ready {
+            Some(ready) => ready.as_fd(),
+            None => self.id.as_fd(),
+        }
     }
 }
 
@@ -648,11 +701,13 @@ impl Incoming {
         let at_most = |asked: u8| param.reads.min(if asked == 0 { READS } else { asked });
         parameters.responder_resources = at_most(self.reads.0);
         parameters.initiator_depth = at_most(self.reads.1);
-        let calling = id.enter()?;
-        // SAFETY: an identifier that lives, and parameters.
-        let answer = unsafe { (id.calls.rdma_accept)(id.id, &raw mut parameters) };
+        let answer = {
+            let _calling = id.enter()?;
+            let _using = lock(&id.using_qp);
+            // SAFETY: an identifier that lives, and parameters; the queue pair is not destroyed meanwhile.
+            unsafe { (id.calls.rdma_accept)(id.id, &raw mut parameters) }
+        };
         id.check("rdma_accept", answer)?;
-        drop(calling);
         self.is_answered = true;
         let private_data = std::mem::take(&mut self.private_data);
         Connection::new(&self.id, private_data)

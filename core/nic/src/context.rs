@@ -95,7 +95,7 @@ impl Context {
         libraries: &'static Libraries,
         context: *mut ibv_context,
         keeper: Arc<dyn Keeper>,
-        monitor: impl FnOnce() -> Option<Arc<dyn Source>>,
+        monitor: impl FnOnce() -> Result<Option<Arc<dyn Source>>, Error>,
     ) -> Result<Self, Error> {
         // SAFETY: an open context has a device, whose name ends with a NUL.
         let name = unsafe {
@@ -125,6 +125,17 @@ impl Context {
 
     pub(crate) fn life(&self) -> &Arc<Life> {
         &self.life
+    }
+
+    /// Whether it was removed, or has failed: then every call on it fails.
+    pub fn is_gone(&self) -> bool {
+        self.life.over().is_some()
+    }
+
+    /// For tests: as if the device had told that it has failed (`IBV_EVENT_DEVICE_FATAL`).
+    #[doc(hidden)]
+    pub fn fail(&self) {
+        self.life.end();
     }
 
     /// Before a call that makes or uses objects, or asks the device.

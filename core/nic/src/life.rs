@@ -11,7 +11,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
 use weft_cverbs::{
     IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR,
     IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, Zeroed, ibv_async_event, ibv_context,
@@ -70,8 +71,9 @@ pub(crate) struct Life {
     port_hook: OnceLock<PortHook>,
     /// Readable for ever once the device is gone.
     gone: OwnedFd,
-    /// Tells that the device is being removed. The watching thread's key.
+    /// Tells that the device is being removed.
     monitor: Option<Arc<dyn Source>>,
+    /// The watching thread's key, if there is a monitor.
     key: OnceLock<u64>,
 }
 
@@ -121,20 +123,40 @@ impl Life {
         libraries: &'static Libraries,
         context: *mut ibv_context,
         device: &str,
-        monitor: impl FnOnce() -> Option<Arc<dyn Source>>,
+        monitor: impl FnOnce() -> Result<Option<Arc<dyn Source>>, Error>,
     ) -> Result<Arc<Self>, Error> {
-        let mut lives = lock(&LIVES);
-        let lives = lives.get_or_insert_default();
-        if let Some(life) = lives.get(&context.addr()).and_then(Weak::upgrade) {
-            return Ok(life);
-        }
-        let life = Arc::new(Self::new(libraries, context, device, monitor())?);
-        lives.retain(|_, life| life.strong_count() > 0);
-        lives.insert(context.addr(), Arc::downgrade(&life));
-        without_blocking(life.events()).map_err(|e| life.failed("fcntl", e.raw_os_error()))?;
-        let look: Weak<dyn Look> = Arc::downgrade(&life) as Weak<dyn Look>;
-        let _ = life.key.set(watch()?.join(look, &life.watched())?);
+        let mut lives = loop {
+            let mut lives = lock(&LIVES);
+            match lives.get_or_insert_default().get(&context.addr()) {
+                None => break lives,
+                Some(life) => {
+                    if let Some(life) = life.upgrade() {
+                        return Ok(life);
+                    }
+                }
+            }
+            // It is being dropped, and leaves the watching thread before this list.
+            drop(lives);
+            std::thread::yield_now();
+        };
+        let life = Arc::new(Self::new(libraries, context, device, monitor()?)?);
+        let list = lives.get_or_insert_default();
+        list.insert(context.addr(), Arc::downgrade(&life));
+        // The thread may hold it longer than the program has the context, which only a monitor keeps open then.
+        let joined = match &life.monitor {
+            Some(_) => life.join_watch(),
+            None => Ok(()),
+        };
+        drop(lives);
+        joined?;
         Ok(life)
+    }
+
+    fn join_watch(self: &Arc<Self>) -> Result<(), Error> {
+        without_blocking(self.events()).map_err(|e| self.failed("fcntl", e.raw_os_error()))?;
+        let look: Weak<dyn Look> = Arc::downgrade(self) as Weak<dyn Look>;
+        let _ = self.key.set(watch()?.join(look, &self.watched())?);
+        Ok(())
     }
 
     /// The descriptor of asynchronous events.
@@ -154,6 +176,10 @@ impl Life {
 
     /// Before a call that makes or uses objects, or asks the device.
     pub(crate) fn enter(&self) -> Result<Calling<'_>, Error> {
+        // Who holds the lock may be a thread of the parent.
+        if fork::is_child() {
+            return Err(fork::error(&self.device));
+        }
         let calling = self.calling();
         match self.over() {
             None => Ok(calling),
@@ -167,7 +193,7 @@ impl Life {
     }
 
     /// Why no call can succeed any more.
-    fn over(&self) -> Option<Error> {
+    pub(crate) fn over(&self) -> Option<Error> {
         if fork::is_child() {
             return Some(fork::error(&self.device));
         }
@@ -177,6 +203,16 @@ impl Life {
     /// Readable for ever once the device is gone.
     pub(crate) fn gone(&self) -> BorrowedFd<'_> {
         self.gone.as_fd()
+    }
+
+    /// Readable while this descriptor is, and once the device is gone.
+    pub(crate) fn readable_or_gone(&self, fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in [fd, self.gone()] {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&ready, fd, data, epoll::EventFlags::IN)?;
+        }
+        Ok(ready)
     }
 
     /// The connection of the queue pair at this address: its program is told of the end, and of what happens to the queue pair.
@@ -220,6 +256,10 @@ impl Life {
         let Ok(null) = std::fs::File::open("/dev/null") else {
             return;
         };
+        // A child of fork may hold the file too, which then stays in the set.
+        if let Ok(watch) = watch() {
+            watch.ignore(self.events());
+        }
         // SAFETY: a context that is open as long as this lives. Nobody uses the files any more: `enter` and `Handle::with` refuse.
         unsafe {
             for file in [(*self.context).async_fd, (*self.context).cmd_fd] {
@@ -228,27 +268,43 @@ impl Life {
         }
     }
 
-    /// Takes the asynchronous events that are there.
-    fn take_events(&self) {
+    /// Takes the asynchronous events that are there, on the watching thread.
+    pub(crate) fn take_events(&self) {
+        // Without a monitor nobody does, and the call would block.
+        if self.key.get().is_none() {
+            return;
+        }
         let calls = &self.libraries.verbs;
         while self.end.get().is_none() {
             let mut event = ibv_async_event::zeroed();
-            // SAFETY: an open context, and a place for the answer. What the event names lives until it is acknowledged, once; of it only the address is used.
+            // SAFETY: an open context, and a place for the answer. Of what the event names only the address is used.
             let (kind, subject, port) = unsafe {
                 if (calls.ibv_get_async_event)(self.context, &raw mut event) != 0 {
                     return;
                 }
-                let subject = event.element.qp.addr();
-                let port = event.element.port_num;
-                // First: what hears of the event may destroy the object, which waits for this.
-                (calls.ibv_ack_async_event)(&raw mut event);
-                (event.event_type, subject, port)
+                let element = event.element;
+                (event.event_type, element.qp.addr(), element.port_num)
             };
+            let end = match kind {
+                IBV_EVENT_QP_FATAL => Some(End::Failed),
+                IBV_EVENT_QP_REQ_ERR => Some(End::BadRequest),
+                IBV_EVENT_QP_ACCESS_ERR => Some(End::BadAccess),
+                _ => None,
+            };
+            // The queue pair is not destroyed before the event is acknowledged. Afterwards another one may have its address.
+            let connection = end.and_then(|end| {
+                let connection = lock(&self.connections).get(&subject).cloned();
+                connection.map(|connection| (connection, end))
+            });
+            // SAFETY: an event that was taken, once. What hears of it may destroy the object, which waits for this.
+            unsafe { (calls.ibv_ack_async_event)(&raw mut event) };
+            if let Some((connection, end)) = connection
+                && let Some(connection) = connection.upgrade()
+            {
+                connection.ended(end);
+            }
             match kind {
                 IBV_EVENT_DEVICE_FATAL => self.end(),
-                IBV_EVENT_QP_FATAL => self.qp_ended(subject, End::Failed),
-                IBV_EVENT_QP_REQ_ERR => self.qp_ended(subject, End::BadRequest),
-                IBV_EVENT_QP_ACCESS_ERR => self.qp_ended(subject, End::BadAccess),
                 IBV_EVENT_PORT_ACTIVE | IBV_EVENT_PORT_ERR => {
                     if let Some(hook) = self.port_hook.get() {
                         hook(PortChange {
@@ -259,13 +315,6 @@ impl Life {
                 }
                 _ => {}
             }
-        }
-    }
-
-    fn qp_ended(&self, qp: usize, end: End) {
-        let connection = lock(&self.connections).get(&qp).and_then(Weak::upgrade);
-        if let Some(connection) = connection {
-            connection.ended(end);
         }
     }
 }
@@ -289,8 +338,21 @@ impl Look for Life {
 
 impl Drop for Life {
     fn drop(&mut self) {
+        // In a child of fork, who holds the locks may be a thread of the parent.
+        if fork::is_child() {
+            return;
+        }
         if let (Some(key), Ok(watch)) = (self.key.get(), watch()) {
             watch.leave(*key, &self.watched());
+        }
+        if let Some(lives) = &mut *lock(&LIVES) {
+            let key = self.context.addr();
+            if lives
+                .get(&key)
+                .is_some_and(|life| ptr::eq(life.as_ptr(), self))
+            {
+                lives.remove(&key);
+            }
         }
     }
 }
@@ -321,7 +383,13 @@ impl<T> Object for Slot<T> {
         if raw.is_null() {
             return self.result.get().copied().unwrap_or(Ok(()));
         }
-        *self.result.get_or_init(|| status((self.destroy)(raw)))
+        *self
+            .result
+            .get_or_init(|| match status((self.destroy)(raw)) {
+                // The driver lets go of a removed device although programs have it open: the kernel has destroyed all objects then.
+                Err(libc::EIO) => Ok(()),
+                result => result,
+            })
     }
 }
 
@@ -356,8 +424,12 @@ impl<T> Handle<T> {
     /// It is destroyed, because the device was removed; or this is a child of `fork`.
     #[inline]
     pub(crate) fn with<R>(&self, call: impl FnOnce(*mut T) -> R) -> Result<R, Error> {
+        // In a child, who holds the lock may be a thread of the parent.
+        if fork::is_child() {
+            return Err(self.over());
+        }
         let raw = self.slot.raw.lock();
-        if raw.is_null() || fork::is_child() {
+        if raw.is_null() {
             return Err(self.over());
         }
         Ok(call(*raw))
@@ -392,5 +464,28 @@ impl<T> Handle<T> {
 impl<T> Drop for Handle<T> {
     fn drop(&mut self) {
         let _ = self.destroy();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn destroyed(answer: c_int) -> Result<(), i32> {
+        let slot = Slot {
+            raw: ShortLock::new(ptr::dangling_mut::<u8>()),
+            destroy: Box::new(move |_| answer),
+            result: OnceLock::new(),
+        };
+        let first = slot.destroy();
+        assert_eq!(slot.destroy(), first, "once");
+        first
+    }
+
+    #[test]
+    fn the_objects_of_a_device_that_its_driver_has_let_go_are_destroyed() {
+        assert_eq!(destroyed(0), Ok(()));
+        assert_eq!(destroyed(libc::EIO), Ok(()));
+        assert_eq!(destroyed(libc::EBUSY), Err(libc::EBUSY));
     }
 }

@@ -3,10 +3,11 @@
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
 use weft_cverbs::{ibv_mr, ibv_sge};
-use weft_mem::{Backing, MemError, PdId, Region, Table};
+use weft_mem::{Backing, MemError, PdId, RawMemory, Region, Table};
 
 use crate::context::Pd;
 use crate::error::{Error, last};
@@ -87,6 +88,37 @@ impl Pd {
             table().register_part(region, 0, region.len(), 0, access.rights()),
             access,
         )
+    }
+
+    /// Registers memory of another owner, who keeps it valid by their promise.
+    ///
+    /// # Errors
+    /// As `ibv_reg_mr`.
+    ///
+    /// # Panics
+    /// When it has no bytes.
+    pub fn reg_raw(&self, memory: &RawMemory, access: Access) -> Result<Mr, Error> {
+        assert!(!memory.is_empty(), "a region has bytes");
+        self.enter(
+            table().register_promised(PdId(0), memory, 0, access.rights()),
+            access,
+        )
+    }
+
+    /// Registers the first `len` bytes of a memory file (`memfd_create(2)`) that never shrinks; they stay mapped while the region is there.
+    ///
+    /// # Errors
+    /// As `ibv_reg_mr`; it is no such file, may not be written, or is not so long.
+    pub fn reg_memfd(&self, file: impl AsFd, len: usize, access: Access) -> Result<Mr, Error> {
+        // Older kernels (Linux 6.1 in the tests) pin all pages for writing, whatever the rights of the region are.
+        let backing = Backing::memory_file(file, len, true);
+        let backing = backing.map_err(|(what, e)| {
+            let errno = e.raw_os_error().unwrap_or(libc::EINVAL);
+            self.context().failed(what, errno)
+        })?;
+        let region =
+            backing.and_then(|backing| table().register(PdId(0), backing, 0, access.rights()));
+        self.enter(region, access)
     }
 
     fn register(&self, backing: Backing, access: Access) -> Result<Mr, Error> {

@@ -40,14 +40,10 @@ impl Pd {
     /// [`Error::Os`] unless it is a memory file that can never shrink (`F_SEAL_SHRINK`), and where it cannot be mapped; [`Error::Memory`] past its end, and
     /// past the limit of regions.
     pub fn reg_memfd(&self, file: impl AsFd, len: usize, access: Access) -> Result<Mr, Error> {
-        let held = weft_sys::memfd::check(&file).map_err(Error::os("a memory file"))?;
-        if len == 0 || held < len as u64 {
-            return Err(Error::Memory(MemError::Bounds));
-        }
         let writable = access.contains(Access::LOCAL_WRITE);
-        let mapping = weft_sys::memfd::Mapping::new(&file, 0, len, writable)
-            .map_err(Error::os("mapping a memory file"))?;
-        self.register(Backing::File(mapping), access)
+        let backing = Backing::memory_file(file, len, writable);
+        let backing = backing.map_err(|(what, source)| Error::Os { what, source })?;
+        self.register(backing?, access)
     }
 
     /// Register a buffer; [`Mr::deregister`] gives it back. Its addresses start at 0.

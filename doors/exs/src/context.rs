@@ -9,7 +9,7 @@ use weft_verbs::any::{self, Choice};
 use weft_verbs::{Device, Pd, PerProcess};
 
 use crate::Error;
-use crate::registered::{Domain, Rnic};
+use crate::registered::Domain;
 
 /// A device and a protection domain for sockets, queues and regions. Clones are handles of the same one.
 #[derive(Clone)]
@@ -95,8 +95,7 @@ impl Context {
     pub(crate) fn domain_of(&self, rnic: &any::Device) -> Result<Arc<Domain>, Error> {
         let mut rnics = lock(&self.0.rnics);
         // A device that was removed may have come back under its name.
-        let lives = |its: &Rnic| its.device.alloc_pd().is_ok();
-        rnics.retain(|domain| domain.rnic().is_some_and(lives));
+        rnics.retain(|domain| !domain.is_gone());
         let named = |domain: &&Arc<Domain>| {
             let of = domain.rnic().and_then(|its| its.device.rnic());
             of == rnic.rnic()

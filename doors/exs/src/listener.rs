@@ -99,6 +99,9 @@ impl Watched for OnRnic {
         };
         if let Err(error) = serve() {
             tracing::error!(%error, "an RNIC can no longer be listened on");
+            if let Some(listener) = self.listener.upgrade() {
+                listener.lost(error.into());
+            }
         }
     }
 }
@@ -166,7 +169,8 @@ struct Waiting {
     /// Accepts that wait for a connection.
     accepts: VecDeque<(Target, u64)>,
     pollers: Vec<(Target, u64)>,
-    closed: bool,
+    /// Why no connection comes any more: it is closed, or its device is gone.
+    over: Option<Errno>,
 }
 
 impl Listener {
@@ -224,7 +228,7 @@ impl Listener {
     fn arrived(&self, incoming: Arriving) {
         {
             let mut state = lock(&self.state);
-            if state.closed
+            if state.over.is_some()
                 || state.ready.len() + state.making >= self.backlog.max(state.accepts.len())
             {
                 // Dropping a request rejects it.
@@ -237,7 +241,7 @@ impl Listener {
             let mut state = lock(&self.state);
             state.making -= 1;
             match made {
-                Some(connection) if !state.closed => {
+                Some(connection) if state.over.is_none() => {
                     state.ready.push_back(connection);
                     self.show(&state);
                     std::mem::take(&mut state.pollers)
@@ -249,9 +253,9 @@ impl Listener {
         self.match_up();
     }
 
-    /// Keep the descriptor readable while connections wait.
+    /// Keep the descriptor readable while connections wait, and once no more come.
     fn show(&self, state: &Waiting) {
-        if state.ready.len() > state.accepts.len() {
+        if state.over.is_some() || state.ready.len() > state.accepts.len() {
             self.parent.signal.raise();
         } else {
             self.parent.signal.clear();
@@ -268,23 +272,23 @@ impl Listener {
     }
 
     pub(crate) fn accept(&self, target: Target, token: u64) {
-        let mut state = lock(&self.state);
-        if state.closed {
-            drop(state);
-            return self.end(vec![(target, token)], Vec::new(), Errno::CANCELED);
-        }
-        state.accepts.push_back((target, token));
-        drop(state);
+        lock(&self.state).accepts.push_back((target, token));
         self.match_up();
     }
 
-    /// Match waiting connections with accepts.
+    /// Match waiting connections with accepts. Accepts that no connection comes for end.
     fn match_up(&self) {
         let fd = self.fd();
         loop {
             let (accepted, target, token) = {
                 let mut state = lock(&self.state);
-                if state.accepts.is_empty() || state.ready.is_empty() {
+                if state.ready.is_empty() {
+                    let Some(errno) = state.over else { return };
+                    let accepts = std::mem::take(&mut state.accepts);
+                    drop(state);
+                    return self.end(accepts.into(), Vec::new(), errno);
+                }
+                if state.accepts.is_empty() {
                     return;
                 }
                 let (Some(accepted), Some((target, token))) =
@@ -342,24 +346,23 @@ impl Listener {
     }
 
     pub(crate) fn poll(&self, wanted: Ready, target: Target, token: u64) {
-        let now = {
-            let mut state = lock(&self.state);
-            if state.closed {
-                drop(state);
-                return self.end(Vec::new(), vec![(target, token)], Errno::CANCELED);
-            }
-            if state.ready.is_empty() || !wanted.contains(Ready::IN) {
-                state.pollers.push((target, token));
-                return;
-            }
-            vec![(target, token)]
-        };
-        self.tell_pollers(now);
+        let mut state = lock(&self.state);
+        if wanted.contains(Ready::IN) && !state.ready.is_empty() {
+            drop(state);
+            self.tell_pollers(vec![(target, token)]);
+        } else if let Some(errno) = state.over {
+            drop(state);
+            self.end(Vec::new(), vec![(target, token)], errno);
+        } else {
+            state.pollers.push((target, token));
+        }
     }
 
     pub(crate) fn ready(&self) -> Ready {
+        let state = lock(&self.state);
         let mut ready = Ready::empty();
-        ready.set(Ready::IN, !lock(&self.state).ready.is_empty());
+        ready.set(Ready::IN, state.over.is_some() || !state.ready.is_empty());
+        ready.set(Ready::ERR, state.over.is_some());
         ready
     }
 
@@ -397,11 +400,28 @@ impl Listener {
         state.accepts.len() + state.pollers.len() < before
     }
 
+    /// No connection comes any more: what waits for one ends with this error, and so does what is asked for later.
+    fn lost(&self, errno: Errno) {
+        let (accepts, pollers) = {
+            let mut state = lock(&self.state);
+            if state.over.is_some() {
+                return;
+            }
+            state.over = Some(errno);
+            self.show(&state);
+            (
+                std::mem::take(&mut state.accepts),
+                std::mem::take(&mut state.pollers),
+            )
+        };
+        self.end(accepts.into(), pollers, errno);
+    }
+
     pub(crate) fn close(&self) {
         drop(lock(&self.listening).take());
         let (accepts, pollers, ready) = {
             let mut state = lock(&self.state);
-            state.closed = true;
+            state.over = Some(Errno::CANCELED);
             (
                 std::mem::take(&mut state.accepts),
                 std::mem::take(&mut state.pollers),
@@ -426,4 +446,102 @@ fn split<T, A: Default + Extend<T>, B: Default + Extend<T>>(
         }
     }
     (a, b)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use weft_verbs::Device;
+
+    use super::*;
+    use crate::Queue;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// A socket that listens, with so many connections that wait, and what it listens by.
+    fn listening(connections: usize) -> (Queue, Socket, Arc<Listener>) {
+        let context = Context::new(Device::open().unwrap()).unwrap();
+        let socket = Socket::new(&context, false, Kind::Stream).unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        socket.listen(4).unwrap();
+        for waiting in 0..connections {
+            let peer = Socket::new(&context, false, Kind::Stream).unwrap();
+            peer.connect_wait(socket.local_addr().unwrap()).unwrap();
+            let listener = socket.listener().unwrap();
+            while lock(&listener.state).ready.len() == waiting {
+                thread::yield_now();
+            }
+        }
+        let listener = socket.listener().unwrap();
+        (Queue::new(&context, 8).unwrap(), socket, listener)
+    }
+
+    fn is_readable(socket: &Socket) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let now = Timespec::default();
+        poll(
+            &mut [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)],
+            Some(&now),
+        )
+        .unwrap()
+            == 1
+    }
+
+    /// The next event.
+    fn next(queue: &Queue) -> Event {
+        let mut events = Vec::new();
+        queue.dequeue(&mut events, 1, 1, Some(PATIENCE)).unwrap();
+        events.remove(0)
+    }
+
+    #[test]
+    fn a_lost_listener_is_ready_and_waits_end_with_the_error() {
+        let (_, socket, listener) = listening(0);
+        let waits = thread::spawn({
+            let socket = socket.clone();
+            move || socket.poll_wait(Ready::IN, Some(PATIENCE))
+        });
+        while lock(&listener.state).pollers.is_empty() {
+            thread::yield_now();
+        }
+        listener.lost(Errno::NODEV);
+        assert_eq!(waits.join().unwrap(), Err(Errno::NODEV));
+        assert_eq!(socket.poll_wait(Ready::IN, None), Err(Errno::NODEV));
+        assert_eq!(socket.ready(), Ready::IN | Ready::ERR);
+    }
+
+    #[test]
+    fn a_lost_listener_stays_readable_after_its_last_connection() {
+        let (_, socket, listener) = listening(1);
+        listener.lost(Errno::NODEV);
+        socket.accept_wait(Some(PATIENCE)).unwrap();
+        assert!(is_readable(&socket));
+        let end = socket.accept_wait(Some(PATIENCE));
+        assert_eq!(end.err(), Some(Errno::NODEV));
+    }
+
+    #[test]
+    fn accepts_of_a_lost_listener_end_if_there_are_fewer_connections() {
+        let (queue, _socket, listener) = listening(1);
+        listener.lost(Errno::NODEV);
+        for token in 0..2 {
+            // As `accept` in two threads, before either matches.
+            let accept = Target::new(queue.sink(token)).unwrap();
+            lock(&listener.state).accepts.push_back(accept);
+        }
+        listener.match_up();
+        let ends = [(); 2].map(|()| next(&queue).result);
+        assert_eq!(ends, [Ok(0), Err(Errno::NODEV)]);
+    }
+
+    #[test]
+    fn a_poll_of_a_lost_listener_for_another_condition_ends() {
+        let (queue, socket, listener) = listening(1);
+        listener.lost(Errno::NODEV);
+        socket.poll(Ready::HUP, queue.sink(1)).unwrap();
+        assert_eq!(next(&queue).result, Err(Errno::NODEV));
+        socket.poll(Ready::IN, queue.sink(2)).unwrap();
+        assert_eq!(next(&queue).ready, Ready::IN);
+    }
 }

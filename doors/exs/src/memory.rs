@@ -46,6 +46,7 @@ impl Region {
         }
         let mr = rnic.pd.reg_mr_of(&self.mr, Region::ACCESS)?;
         let sge = mr.sge(off, len);
+        rnics.retain(|(of, _)| !of.is_gone());
         rnics.push((Arc::clone(domain), mr));
         Ok(sge)
     }

@@ -54,6 +54,11 @@ impl Domain {
         self.rnic.as_ref()
     }
 
+    /// Its device was removed, or has failed.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.rnic.as_ref().is_some_and(|rnic| rnic.device.is_gone())
+    }
+
     pub(crate) fn alloc(&self, len: usize, access: Access) -> Result<Registered, Error> {
         self.enter(self.soft.alloc_mr(len, self.on_soft(access))?, access)
     }

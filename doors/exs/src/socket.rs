@@ -374,7 +374,7 @@ impl Socket {
         Ok(())
     }
 
-    fn listener(&self) -> Result<Arc<Listener>, Errno> {
+    pub(crate) fn listener(&self) -> Result<Arc<Listener>, Errno> {
         match &*lock(&self.0.state) {
             State::Listening(listener) => Ok(Arc::clone(listener)),
             State::Closed => Err(Errno::BADF),

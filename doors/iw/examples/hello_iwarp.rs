@@ -6,11 +6,14 @@ fn responder(listener: &Listener) -> Result<(), Error> {
     let mut ctx = listener.listen()?;
     let data = ctx.lmr_create(4096, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
     let ctrl = ctx.lmr_create(1, Access::LOCAL_WRITE)?;
-    // The initiator's final Send needs a receive: post it before the initiator can know of the buffer.
+    // The initiator's first and last Send need receives: post them before it can know that it is connected.
+    ctx.post_recv_lmr(&ctrl, 0, 1)?;
     ctx.post_recv_lmr(&ctrl, 0, 1)?;
     ctx.accept()?;
+    // With iWARP the initiator has to speak first.
+    ctx.await_completions(CqType::Recv, &mut [Wc::default()])?;
     ctx.post_send_adv(&data)?;
-    // Write and Read are one-sided; only the final Send tells that they are over.
+    // Write and Read are one-sided; only the last Send tells that they are over.
     ctx.await_completions(CqType::Recv, &mut [Wc::default()])?;
     println!(
         "responder: the buffer holds {:?}",
@@ -25,6 +28,7 @@ fn initiator(addr: SocketAddr) -> Result<(), Error> {
     ctx.connect()?;
     let src = ctx.lmr_register(b"Hello iWARP!".to_vec(), Access::LOCAL_WRITE)?;
     let dst = ctx.lmr_create(12, Access::LOCAL_WRITE)?;
+    ctx.post_send_lmr(&src, 0, 1, Flags::empty())?;
     let rmr = ctx.wait_recv_adv()?;
     // The Read does not overtake the Write: only the Read has to be waited for.
     ctx.post_write_lmr(&src, 0, &rmr, 0, 12, Flags::empty())?;

@@ -95,7 +95,9 @@ fn a_child_of_fork_is_refused_and_harms_nobody() {
         let is_refused = refused(a.pd.context().alloc_pd())
             && refused(a.cq.poll(&mut [weft_nic::Wc::default()]))
             && refused(a.qp.post_recv(1, &[]))
-            && refused(devices());
+            && refused(devices())
+            && refused(listener.context())
+            && refused(listener.request(Some(Duration::ZERO)));
         drop((a, b, listener));
         // SAFETY: it does not return.
         unsafe { libc::_exit(i32::from(!is_refused)) };

@@ -154,8 +154,9 @@ impl World {
             tls: tls.clone(),
             admit: Arc::new(|_| false),
             open: true,
+            via: weft_fs::Via::default(),
         };
-        let server = Server::start(config).map_err(BenchError::system("a server"))?;
+        let server = Server::start(config).map_err(stack("a server"))?;
         let scratch = PathBuf::from(format!("/dev/shm/weft-bench-fs-{}", std::process::id()));
         fs::create_dir_all(&scratch).map_err(BenchError::system("a folder in /dev/shm"))?;
         Ok(Self {

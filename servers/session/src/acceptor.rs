@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use weft_service::text::carrier;
 use weft_service::{Admission, Entry, Permit, lock};
+use weft_verbs::any::cm;
 use weft_verbs::tls::{PublicKey, Tls};
-use weft_verbs::{Device, cm};
 
 use crate::{MessageChannel, Prepared, Protocol, Status};
 
@@ -23,15 +23,18 @@ const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
 pub const STRANGER: &str =
     "its key is not authorised, and the kernel does not say that it is of this user";
 
-/// Whether the peer of a request has shown who it is: by a key that is admitted, or because the kernel attests our user. If not, only its
+/// Whether the peer of a request at the soft RNIC has shown who it is: by a key that is admitted, or because the kernel attests our user. If not, only its
 /// transport can still show that ([`weft_verbs::Qp::attests_same_user`]).
 ///
 /// # Errors
 /// Why it is refused: another user's.
 pub fn judge(
-    request: &cm::Request,
+    request: Option<&weft_verbs::cm::Request>,
     admits: impl FnOnce(&PublicKey) -> bool,
 ) -> Result<bool, String> {
+    let Some(request) = request else {
+        return Ok(false);
+    };
     if request.tls().is_some_and(|tls| admits(&tls.peer)) {
         return Ok(true);
     }
@@ -113,16 +116,18 @@ impl Acceptor {
     /// Why it is not served.
     pub fn accept(
         &self,
-        device: &Device,
-        tls: &Tls,
+        tls: Option<Tls>,
         (request, entry): (cm::Request, Entry),
         value: u16,
         refusal: &[u8],
     ) -> Result<(MessageChannel, Permit), String> {
         let peer = request.peer_addr();
-        let (prepared, qp) = Prepared::new(device, self.protocol).map_err(|e| e.to_string())?;
+        let prepared = Prepared::new(&request.device(), self.protocol, |pd, init| {
+            request.create_qp(pd, init)
+        });
+        let (prepared, qp) = prepared.map_err(|e| e.to_string())?;
         let hello = self.protocol.hello(Status::Ok, value);
-        let param = self.protocol.param(tls.clone(), hello);
+        let param = self.protocol.param(tls, hello);
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
         let transport = conn.qp.path().map_or("tcp", |path| path.transport);
         let mut link = prepared.connected(conn.qp);
@@ -164,7 +169,13 @@ impl Acceptor {
         listening.spawn(move || {
             let mut ticked = Instant::now();
             while !server.acceptor().is_closed() {
-                let request = listener.next_request(Some(LOOK));
+                let request = match listener.next_request(Some(LOOK)) {
+                    Ok(request) => request,
+                    Err(error) => {
+                        tracing::error!("nobody can come any more: {error}");
+                        return server.acceptor().close();
+                    }
+                };
                 // Before each new thread: an ended one keeps its stack until it is dropped.
                 lock(&server.acceptor().sessions).retain(|session| !session.is_finished());
                 if ticked.elapsed() >= LOOK {

@@ -1,16 +1,15 @@
 //! Messages over a queue pair, for both sides.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use weft_sys::{Interest, poll_fds};
-use weft_verbs::cm::{ConnParam, LinkOptions};
-use weft_verbs::ext::CqExt;
+use weft_verbs::any::cm::{Connection, Dial};
+use weft_verbs::any::{CompChannel, Cq, Device, Mr, Pd, Qp, QpInit};
+use weft_verbs::cm::{ConnParam, ConnectError, LinkOptions};
 use weft_verbs::tls::Tls;
-use weft_verbs::{
-    Access, CompChannel, Cq, Device, Error, MemError, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr,
-    Wc, WcOpcode, WcStatus,
-};
+use weft_verbs::{Access, Error, MemError, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
 /// Limit for the start of a connection, and for a peer to take a message.
 const START_PATIENCE: Duration = Duration::from_secs(10);
@@ -43,8 +42,8 @@ pub struct Protocol {
 }
 
 impl Protocol {
-    /// The parameters of one side of a connection.
-    pub fn param(&self, tls: Tls, private_data: Vec<u8>) -> ConnParam {
+    /// The parameters of one side of a connection, by TLS unless the user wants none.
+    pub fn param(&self, tls: Option<Tls>, private_data: Vec<u8>) -> ConnParam {
         ConnParam {
             private_data,
             ird: self.depth,
@@ -53,7 +52,7 @@ impl Protocol {
                 timeout: START_PATIENCE,
                 ..LinkOptions::default()
             },
-            tls: Some(tls),
+            tls,
         }
     }
 }
@@ -92,28 +91,37 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// With the queue pair to connect, which has its receives.
+    /// With the queue pair to connect, which `create` makes for the connection, and which has its receives.
     ///
     /// # Errors
     /// Missing resources.
-    pub fn new(device: &Device, protocol: Protocol) -> Result<(Self, Qp), Error> {
+    pub fn new(
+        device: &Device,
+        protocol: Protocol,
+        create: impl FnOnce(&Pd, &QpInit) -> Result<Qp, Error>,
+    ) -> Result<(Self, Qp), Error> {
         let pd = device.alloc_pd()?;
         let channel = protocol
             .is_quiet
             .then(|| device.create_comp_channel())
             .transpose()?;
-        let cq = device.create_cq(SENDS + 2 * RECEIVES as u32, channel.as_ref())?;
+        let depth = SENDS + 2 * RECEIVES as u32;
+        let cq = match &channel {
+            Some(channel) => device.create_cq_on(depth, channel)?,
+            None => device.create_cq(depth)?,
+        };
         let buffers = pd.alloc_mr(
             (RECEIVES as usize + 1) * protocol.longest,
             Access::LOCAL_WRITE,
         )?;
-        let qp = pd.create_qp(&QpInit {
+        let init = QpInit {
             max_send_wr: SENDS,
             max_recv_wr: RECEIVES as u32,
             max_sge: 1,
             max_inline: protocol.inline as u32,
             ..QpInit::new(&cq, &cq)
-        })?;
+        };
+        let qp = create(&pd, &init)?;
         let prepared = Self {
             pd,
             protocol,
@@ -160,7 +168,34 @@ pub struct MessageChannel {
     is_staged: bool,
 }
 
+/// Why a server was not reached.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// A missing resource of this process.
+    #[error(transparent)]
+    Local(#[from] Error),
+    /// The connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
 impl MessageChannel {
+    /// Connects to a server; returns its private data too.
+    ///
+    /// # Errors
+    /// [`DialError`].
+    pub fn dial(
+        device: &Device,
+        protocol: Protocol,
+        addr: SocketAddr,
+        param: &ConnParam,
+    ) -> Result<(Self, Vec<u8>), DialError> {
+        let dial = Dial::new(device, addr, START_PATIENCE)?;
+        let (prepared, qp) = Prepared::new(device, protocol, |pd, init| dial.create_qp(pd, init))?;
+        let Connection { qp, private_data } = dial.connect(qp, param)?;
+        Ok((prepared.connected(qp), private_data))
+    }
+
     /// The protection domain of its memory.
     pub fn pd(&self) -> &Pd {
         &self.base.pd
@@ -168,7 +203,7 @@ impl MessageChannel {
 
     /// Whether it has not ended.
     pub fn is_alive(&self) -> bool {
-        self.qp.state() == QpState::Rts
+        self.qp.is_connected()
     }
 
     /// Sends a message. Each side has one under way at a time.
@@ -179,7 +214,8 @@ impl MessageChannel {
         let Protocol {
             longest, inline, ..
         } = self.base.protocol;
-        if bytes.len() <= inline {
+        // A device may take less than was asked for.
+        if bytes.len() <= inline.min(self.qp.max_inline() as usize) {
             return self.post(SendWr::send(MESSAGE).inline(bytes));
         }
         let end = Instant::now() + START_PATIENCE;
@@ -245,7 +281,7 @@ impl MessageChannel {
             // After a signal's handler it looks again.
             let ready = poll_fds(&fds, Some(left)).unwrap_or(0);
             if ready & 1 != 0 {
-                while channel.get_event(Some(Duration::ZERO)).is_some() {}
+                while take_event(channel)? {}
             }
             if ready & 2 != 0 {
                 return Ok(None);
@@ -263,7 +299,8 @@ impl MessageChannel {
         if got > 0 {
             return Ok(got);
         }
-        self.base.cq.req_notify(false);
+        let asked = self.base.cq.req_notify(false);
+        asked.map_err(|e| Broken::Local(e.to_string()))?;
         look(wcs)
     }
 
@@ -290,4 +327,10 @@ impl MessageChannel {
         }
         Ok(Some(Event::Done(wc.wr_id)))
     }
+}
+
+/// Takes an event of the channel, if one is there.
+fn take_event(channel: &CompChannel) -> Result<bool, Broken> {
+    let event = channel.get_event(Some(Duration::ZERO));
+    Ok(event.map_err(|e| Broken::Local(e.to_string()))?.is_some())
 }

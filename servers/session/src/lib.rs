@@ -4,6 +4,8 @@
 pub mod acceptor;
 mod channel;
 mod hello;
+mod via;
 
-pub use channel::{Broken, Event, MessageChannel, Prepared, Protocol};
+pub use channel::{Broken, DialError, Event, MessageChannel, Prepared, Protocol};
 pub use hello::{HELLO_LEN, Hello, Malformed, Status};
+pub use via::{NoDevice, Via};

@@ -1,7 +1,8 @@
 //! A Linux guest with the kernel's siw driver and its tools, driven command by command.
 //!
 //! `tests/siw-vm/siw-vm` boots it under qemu. Its script connects back to us, runs each line that we send, and sends back
-//! what it prints. When our side of that connection closes, the guest powers off.
+//! what it prints. When our side of that connection closes, the guest powers off. A second connection has a shell of its own: it says what a command that
+//! does not end waits for, and kills it.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write};
@@ -77,12 +78,75 @@ pub struct Output {
     pub text: String,
 }
 
-pub struct Guest {
-    child: Child,
+/// A shell in the guest that runs the lines that we send.
+struct Shell {
     control: TcpStream,
     received: Receiver<String>,
-    console: Option<JoinHandle<String>>,
     commands: u32,
+}
+
+/// Why a command has no end, and what it printed.
+struct Unfinished {
+    why: RecvTimeoutError,
+    text: String,
+}
+
+impl Shell {
+    fn accept(door: &TcpListener) -> Shell {
+        let (control, _) = door.accept().expect("the guest's call");
+        let answers = control.try_clone().expect("a descriptor");
+        let (lines, received) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(answers).lines().map_while(Result::ok) {
+                if lines.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Shell {
+            control,
+            received,
+            commands: 0,
+        }
+    }
+
+    fn start(&mut self, line: &str) -> Running {
+        self.commands += 1;
+        writeln!(self.control, "{line}").expect("the guest listens");
+        Running {
+            number: self.commands,
+            line: line.to_owned(),
+        }
+    }
+
+    fn finish(&self, running: &Running, limit: Duration) -> Result<Output, Unfinished> {
+        let end = Instant::now() + limit;
+        let mark = format!("{MARK} {} ", running.number);
+        let mut text = String::new();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.received.recv_timeout(left) {
+                Ok(line) => {
+                    // A line of a command in the background may have begun before the mark.
+                    if let Some((before, status)) = line.split_once(&mark) {
+                        text.push_str(before);
+                        let status = status.trim().parse().unwrap_or(-1);
+                        return Ok(Output { status, text });
+                    }
+                    let _ = writeln!(text, "{line}");
+                }
+                Err(why) => return Err(Unfinished { why, text }),
+            }
+        }
+    }
+}
+
+pub struct Guest {
+    child: Child,
+    shell: Shell,
+    /// For looking at what [`Guest::shell`] runs.
+    side: Shell,
+    console: Option<JoinHandle<String>>,
 }
 
 impl Guest {
@@ -118,16 +182,21 @@ impl Guest {
             return Err(why);
         }
         let begun = Instant::now();
-        let door = TcpListener::bind((ours, 0)).expect("a listening socket");
-        let addr = door.local_addr().expect("its address");
+        let doors = [(); 2].map(|()| TcpListener::bind((ours, 0)).expect("a listening socket"));
+        let addrs = [&doors[0], &doors[1]].map(|door| door.local_addr().expect("its address"));
         let script = tempfile::NamedTempFile::new().expect("a temporary file");
         let text = format!(
-            "mkfifo /tmp/lines /tmp/answers; n=0\n\
+            "shell() {{ mkfifo /tmp/$1-lines /tmp/$1-answers; n=0\n\
              while read -r line; do\n\
              n=$((n+1)); eval \"$line\" </dev/null; echo \"{MARK} $n $?\"\n\
-             done </tmp/lines >/tmp/answers 2>&1 &\n\
-             nc {HOST} {} >/tmp/lines </tmp/answers\n",
-            addr.port()
+             done </tmp/$1-lines >/tmp/$1-answers 2>&1 &\n\
+             echo $! >/tmp/$1-pid\n\
+             nc {HOST} $2 >/tmp/$1-lines </tmp/$1-answers; }}\n\
+             cat >/tmp/stuck.sh <<'END'\n{}END\n\
+             shell side {} & shell main {}\n",
+            include_str!("stuck.sh"),
+            addrs[1].port(),
+            addrs[0].port(),
         );
         std::fs::write(script.path(), text).expect("a written script");
         let mut run = tool();
@@ -142,31 +211,21 @@ impl Guest {
         let console = child.stdout.take().expect("its console");
         let console = std::thread::spawn(move || {
             let text = io::read_to_string(console).unwrap_or_default();
-            // The guest is gone: if it never called, end the wait for its call.
-            let _ = TcpStream::connect(addr);
+            // The guest is gone: if it never called, end the wait for its calls.
+            for addr in addrs {
+                let _ = TcpStream::connect(addr);
+            }
             text
         });
-        let (control, caller) = door.accept().expect("the guest's call");
-        let answers = control.try_clone().expect("a descriptor");
-        let (lines, received) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(answers).lines().map_while(Result::ok) {
-                if lines.send(line).is_err() {
-                    break;
-                }
-            }
-        });
+        let [shell, side] = [&doors[0], &doors[1]].map(Shell::accept);
         let mut guest = Guest {
             child,
-            control,
-            received,
+            shell,
+            side,
             console: Some(console),
-            commands: 0,
         };
-        assert!(
-            guest.run("true", STEP).status == 0,
-            "the guest takes no commands from {caller}"
-        );
+        let answer = guest.run("true", STEP);
+        assert!(answer.status == 0, "the guest takes no commands");
         drop(script);
         say(&format!("the guest is up after {:.1?}", begun.elapsed()));
         Ok(guest)
@@ -174,44 +233,43 @@ impl Guest {
 
     /// Send a command line without waiting for its end.
     pub fn start(&mut self, line: &str) -> Running {
-        self.commands += 1;
-        writeln!(self.control, "{line}").expect("the guest listens");
-        Running {
-            number: self.commands,
-            line: line.to_owned(),
-        }
+        self.shell.start(line)
     }
 
     /// Wait for the end of a command, `limit` at most.
     ///
     /// # Panics
-    /// When it does not end in time, or the guest dies.
+    /// When it does not end in time, or the guest dies. What it waited for is said, and everything that the shell has started is killed, so that the next
+    /// command can run.
     pub fn finish(&mut self, running: &Running, limit: Duration) -> Output {
-        let end = Instant::now() + limit;
-        let mark = format!("{MARK} {} ", running.number);
-        let mut text = String::new();
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            match self.received.recv_timeout(left) {
-                Ok(line) => {
-                    // A line of a command in the background may have begun before the mark.
-                    if let Some((before, status)) = line.split_once(&mark) {
-                        text.push_str(before);
-                        let status = status.trim().parse().unwrap_or(-1);
-                        return Output { status, text };
-                    }
-                    let _ = writeln!(text, "{line}");
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    panic!("no end of `{}` in {limit:?}; so far:\n{text}", running.line)
-                }
-                Err(RecvTimeoutError::Disconnected) => panic!(
-                    "the guest died in `{}`:\n{text}\nits console:\n{}",
-                    running.line,
-                    self.end()
-                ),
-            }
+        let Unfinished { why, text } = match self.shell.finish(running, limit) {
+            Ok(output) => return output,
+            Err(unfinished) => unfinished,
+        };
+        let line = &running.line;
+        match why {
+            RecvTimeoutError::Timeout => panic!(
+                "no end of `{line}` in {limit:?}; so far:\n{text}\nits threads:\n{}",
+                self.kill_and_tell(running)
+            ),
+            RecvTimeoutError::Disconnected => panic!(
+                "the guest died in `{line}`:\n{text}\nits console:\n{}",
+                self.end()
+            ),
         }
+    }
+
+    /// Kills what the shell has started; returns what each thread of it waited for.
+    fn kill_and_tell(&mut self, running: &Running) -> String {
+        let look = self.side.start("sh /tmp/stuck.sh $(cat /tmp/main-pid)");
+        let mut told = match self.side.finish(&look, STEP) {
+            Ok(output) => output.text,
+            Err(unfinished) => unfinished.text + "the guest does not say more",
+        };
+        if self.shell.finish(running, STEP).is_err() {
+            told += "It cannot be killed.";
+        }
+        told
     }
 
     /// Run a command line: `limit` at most, then it is killed.
@@ -257,7 +315,9 @@ impl Guest {
 impl Guest {
     /// Have it power off; returns its console.
     fn end(&mut self) -> String {
-        let _ = self.control.shutdown(Shutdown::Both);
+        for shell in [&self.side, &self.shell] {
+            let _ = shell.control.shutdown(Shutdown::Both);
+        }
         let _ = self.child.wait();
         let console = self.console.take().map(JoinHandle::join);
         console.and_then(Result::ok).unwrap_or_default()

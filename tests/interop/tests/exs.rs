@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, setrlimit};
 use weft_exs::{
     Choice, Context, Design, Errno, EventKind, Kind, Memory, Mode, Options, Queue, RawMemory,
     Ready, RecvFlags, Region, Socket,
@@ -311,6 +312,80 @@ fn what_does_not_fit_is_refused() {
     drop(listener);
     let late = Socket::new(&context, false, Kind::Stream).unwrap();
     assert_eq!(late.connect_wait(addr), Err(Errno::CONNREFUSED));
+}
+
+/// Runs a test of this program that is ignored, since it takes the device away from all others.
+fn alone(test: &str) {
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", test, "--ignored", "--nocapture"]);
+    let done = program.output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+#[test]
+#[ignore = "the device fails: run by the test below"]
+fn failing_device() {
+    let context = on(RNIC);
+    let listener = Socket::new(&context, false, Kind::Stream).unwrap();
+    listener.bind(any_port()).unwrap();
+    listener.listen(4).unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    listener.accept(queue.sink(1)).unwrap();
+    listener.poll(Ready::IN, queue.sink(2)).unwrap();
+
+    let address = any_port();
+    let other = weft_nic::cm::Listener::bind(address).unwrap();
+    let waits = thread::spawn(move || other.request(Some(PATIENCE)).map(|came| came.is_some()));
+    weft_nic::cm::Listener::bind(address)
+        .unwrap()
+        .context()
+        .unwrap()
+        .fail();
+
+    let mut events = Vec::new();
+    queue.dequeue(&mut events, 2, 2, Some(PATIENCE)).unwrap();
+    assert_eq!(events.len(), 2);
+    for event in events {
+        assert!(event.result.is_err(), "{:?}", event.result);
+    }
+    let error = waits.join().unwrap().expect_err("the device has failed");
+    assert!(error.to_string().contains("was removed"), "{error}");
+    let late = listener.accept_wait(Some(PATIENCE));
+    assert!(late.is_err_and(|errno| errno != Errno::AGAIN));
+    assert!(listener.poll_wait(Ready::IN, Some(PATIENCE)).is_err());
+    assert_eq!(listener.ready(), Ready::IN | Ready::ERR);
+}
+
+#[test]
+fn listeners_hear_of_a_device_that_fails() {
+    alone("failing_device");
+}
+
+/// A thread of this process finds no memory for its stack.
+#[test]
+#[ignore = "takes the memory away: run by the test below"]
+fn no_thread() {
+    let context = on(RNIC);
+    let queue = Queue::new(&context, 1).unwrap();
+    let socket = Socket::new(&context, false, Kind::Stream).unwrap();
+    let connect = |memory| {
+        let limit = Rlimit {
+            current: memory,
+            maximum: None,
+        };
+        setrlimit(Resource::As, limit).unwrap();
+        socket.connect(any_port(), queue.sink(1))
+    };
+    // No memory more than what the allocator has.
+    assert_eq!(connect(Some(0)), Err(Errno::AGAIN));
+    assert_eq!(connect(None), Ok(()), "the queue has room for one");
+}
+
+#[test]
+fn a_connect_without_a_thread_keeps_no_place_in_the_queue() {
+    alone("no_thread");
 }
 
 /// In the guest only: nobody removes the devices of this machine.

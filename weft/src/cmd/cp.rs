@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
-use weft_verbs::any::Choice;
+use weft_cli::args::ViaArgs;
+use weft_session::Via;
 use weft_verbs::tls::{Fingerprint, Identity};
 
 use crate::cp::auth::Key;
@@ -17,7 +18,7 @@ use crate::cp::listener::{Config, Events, Listener};
 use crate::cp::protocol::{About, Fetch, FileFlags, RelPath, RingAdvert};
 use crate::cp::receiver::{self, Totals, Watch};
 use crate::cp::sender::{self, Progress, Report};
-use crate::cp::session::{self, Via, Wire};
+use crate::cp::session::{self, Wire};
 use crate::cp::store::{Policy, Store, StoreError};
 use crate::cp::target::Target;
 use crate::cp::walk::{Plan, What};
@@ -135,10 +136,10 @@ pub struct Args {
     )]
     identity: Option<PathBuf>,
     /// Accept only a receiver key with this fingerprint, and ask nothing (can be given several times)
-    #[arg(long = "peer", value_name = "FINGERPRINT", conflicts_with_all = ["key", "listen"], help_heading = "Keys")]
+    #[arg(long = "peer", value_name = "FINGERPRINT", conflicts_with_all = ["key", "listen", "plain"], help_heading = "Keys")]
     peers: Vec<Fingerprint>,
     /// Accept files from the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
-    #[arg(long, value_name = "FILE", requires = "listen", conflicts_with_all = ["key", "open"], help_heading = "Keys")]
+    #[arg(long, value_name = "FILE", requires = "listen", conflicts_with_all = ["key", "open", "plain"], help_heading = "Keys")]
     authorized: Option<PathBuf>,
     /// Use a shared key instead of key pairs; both sides prove it and never send it
     #[arg(long, value_name = "FILE", help_heading = "Keys")]
@@ -188,20 +189,11 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 
-    /// The device: `soft`, the name of an RDMA device, or `auto` for the one that the route to the peer uses. RNICs need --plain
-    #[arg(
-        long,
-        value_name = "DEVICE",
-        env = "WEFT_DEVICE",
-        default_value = "soft"
-    )]
-    device: Choice,
-    /// Without encryption and keys, which RNICs cannot have. Everybody on the way can read and change the files; give it on both sides
-    #[arg(long, conflicts_with_all = ["plain_tcp", "identity", "peers", "authorized"])]
-    plain: bool,
+    #[command(flatten)]
+    via: ViaArgs,
 
     /// Use the same pipeline over plain TCP, for comparison; give it on both sides
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, conflicts_with = "plain")]
     plain_tcp: bool,
     /// Slots in each sender's ring
     #[arg(long, hide = true, requires = "listen", default_value_t = DEFAULT_SLOTS, value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -305,8 +297,8 @@ impl Args {
 
     fn via(&self) -> Via {
         Via {
-            device: self.device.clone(),
-            plain: self.plain,
+            device: self.via.device.clone(),
+            plain: self.via.plain,
         }
     }
 
@@ -321,7 +313,7 @@ impl Args {
 
     /// The key pair of a listener, and its file if it was just created.
     fn listener_identity(&self) -> Result<(Identity, Option<PathBuf>), Failure> {
-        if self.key.is_some() || self.plain || self.plain_tcp {
+        if self.key.is_some() || self.via.plain || self.plain_tcp {
             return Ok((keypair::generate()?, None));
         }
         let path = keypair::file_of(self.identity.as_deref())?;
@@ -363,7 +355,7 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
         if let Some(path) = made {
             say(format_args!("made a key pair in {}", path.display()));
         }
-        if shows_key && !args.plain {
+        if shows_key && !args.via.plain {
             say(format_args!(
                 "the key of this listener is {fingerprint}; senders elsewhere are asked to compare it"
             ));

@@ -140,15 +140,18 @@ fn responder(listener: &Listener) -> Result<(), Error> {
     let mut ctx = listener.listen()?;
     let data = ctx.lmr_create(BUFFER, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
     let ctrl = ctx.lmr_create(1, Access::LOCAL_WRITE)?;
-    // The initiator's final Send needs a receive: it is posted before the initiator can know of the buffer.
+    // The initiator's first and last Send need receives, before it can know that it is connected.
+    ctx.post_recv_lmr(&ctrl, 0, 1)?;
     ctx.post_recv_lmr(&ctrl, 0, 1)?;
     ctx.accept()?;
     say_path("responder", &ctx);
+    // MPA lets the initiator speak first; `siw` gives up a connection where the responder does.
+    ctx.await_completions(CqType::Recv, &mut [Wc::default()])?;
     ctx.post_send_adv(&data)?;
     say(format_args!(
         "responder: advertised {BUFFER} bytes to the initiator"
     ));
-    // Write and Read are one-sided; only the final Send shows that they are done.
+    // Write and Read are one-sided; only the last Send shows that they are done.
     ctx.await_completions(CqType::Recv, &mut [Wc::default()])?;
     let text = data.to_vec(0, TEXT.len())?;
     say(format_args!(
@@ -166,6 +169,7 @@ fn initiator(device: &Choice, addr: SocketAddr) -> Result<(), Error> {
     say_path("initiator", &ctx);
     let src = ctx.lmr_register(TEXT.to_vec(), Access::LOCAL_WRITE)?;
     let dst = ctx.lmr_create(TEXT.len(), Access::LOCAL_WRITE)?;
+    ctx.post_send_lmr(&src, 0, 1, Flags::empty())?;
     let rmr = ctx.wait_recv_adv()?;
     // The Read does not overtake the Write: only the Read has to be waited for.
     ctx.post_write_lmr(&src, 0, &rmr, 0, TEXT.len(), Flags::empty())?;

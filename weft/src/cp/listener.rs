@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_service::{Admission, Entry};
-use weft_session::acceptor;
+use weft_session::{Via, acceptor};
 use weft_verbs::any::cm;
 use weft_verbs::tcp_peer_uid;
 use weft_verbs::tls::{Identity, PublicKey, Tls};
@@ -18,7 +18,7 @@ use super::link::{Link, LinkError};
 use super::protocol::{Code, HELLO_LEN, Hello, Status, VERSION};
 use super::rdma::{Prepared, RdmaLink};
 use super::receiver::{self, Totals, Watch};
-use super::session::{Via, Wire, hello, is_us, param};
+use super::session::{self, Wire, hello, is_us, param};
 use super::store::{Policy, Store, StoreError};
 use super::tcp::TcpLink;
 use weft_cli::failure::Failure;
@@ -120,7 +120,7 @@ impl Listener {
         let incoming = if config.wire == Wire::PlainTcp {
             Incoming::Plain(TcpListener::bind(config.bind).map_err(|e| bind_error(&e))?)
         } else {
-            let device = config.via.open(|choice| choice.rnic_at(config.bind))?;
+            let device = session::device(&config.via, |choice| choice.rnic_at(config.bind))?;
             // A sender's key is checked later, when the sender can be told the reason for a refusal.
             let tls = Tls::new(config.identity.clone()).map_err(|e| keypair::unusable(&e))?;
             let tls = (!config.via.plain).then_some(tls);
@@ -310,12 +310,11 @@ impl Inner {
         let has_key = self.config.serve.key.is_some();
         let key = request.tls().map(|tls| tls.peer);
         let verdict = judge(&data[..data.len().min(HELLO_LEN)], has_key).and_then(|met| {
-            let known = match request.soft() {
-                Some(request) if !self.anybody() => {
-                    acceptor::judge(request, |key| self.is_authorized(key))
-                }
-                // On an RNIC anybody may, see `bind`.
-                _ => Ok(true),
+            // On an RNIC anybody may, see `bind`.
+            let known = if self.anybody() {
+                Ok(true)
+            } else {
+                acceptor::judge(request.soft(), |key| self.is_authorized(key))
             };
             Ok((met, known.map_err(|why| (Status::UnknownPeer, why))?))
         });

@@ -24,6 +24,7 @@ use super::walk::Plan;
 use weft_cli::address::resolve;
 use weft_cli::failure::Failure;
 use weft_cli::identity::credentials::Credentials;
+use weft_session::{NoDevice, Via};
 
 /// The transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -48,47 +49,16 @@ impl Wire {
     }
 }
 
-/// The device of a connection, and whether it may be one that cannot encrypt.
-#[derive(Debug, Clone, Default)]
-pub struct Via {
-    /// The device.
-    pub device: Choice,
-    /// Without encryption and keys.
-    pub plain: bool,
-}
-
-impl Via {
-    /// The device; `open` finds the RNIC. The soft RNIC is taken in place of one that nobody has named, and that cannot encrypt.
-    pub(super) fn open(
-        &self,
-        find: impl FnOnce(&Choice) -> Result<Option<Device>, weft_verbs::Error>,
-    ) -> Result<Device, Failure> {
-        let cannot = |e: weft_verbs::Error| {
-            Failure::failed(format!("cannot use the device {}: {e}", self.device))
-                .hint("`weft doctor` says what this machine's devices need")
-        };
-        let rnic = match (&self.device, self.plain) {
-            (Choice::Auto, false) => None,
-            (device, _) => find(device).map_err(cannot)?,
-        };
-        match rnic {
-            Some(rnic) if self.plain => {
-                let name = rnic.rnic().unwrap_or_default();
-                tracing::info!("the RNIC {name} carries the files, not encrypted");
-                Ok(rnic)
-            }
-            Some(rnic) => Err(Failure::usage(format!(
-                "the RNIC {} cannot encrypt what it sends",
-                rnic.rnic().unwrap_or_default()
-            ))
-            .hint("add --plain on both sides if you trust the network between, or leave --device away")),
-            None => {
-                let soft = weft_verbs::Device::open().map_err(|e| no_device(&e))?;
-                tracing::info!("the soft RNIC carries the files");
-                Ok(soft.into())
-            }
-        }
-    }
+/// The device of a connection; `find` finds the RNIC.
+pub(super) fn device(
+    via: &Via,
+    find: impl FnOnce(&Choice) -> Result<Option<Device>, weft_verbs::Error>,
+) -> Result<Device, Failure> {
+    let device = via.device(find, weft_verbs::Device::open);
+    device.map_err(|e| match e {
+        NoDevice::CannotEncrypt(_) => Failure::usage(e.to_string()).hint(e.hint()),
+        _ => Failure::failed(e.to_string()).hint(e.hint()),
+    })
 }
 
 /// The parameters of a connection, by TLS unless the user wants none.
@@ -114,11 +84,6 @@ pub(super) fn hello(key: bool, status: Status) -> Result<Hello, Failure> {
         key,
         nonce,
     })
-}
-
-pub(super) fn no_device(e: &dyn std::fmt::Display) -> Failure {
-    Failure::failed(format!("cannot open the device: {e}"))
-        .hint("`weft doctor` says what this machine does not support")
 }
 
 pub(super) fn is_us(uid: u32) -> bool {
@@ -251,7 +216,7 @@ fn dial(
     patience: Duration,
     who: &Credentials,
 ) -> Result<(Box<dyn Link>, Vec<u8>), Dialed> {
-    let device = via.open(|choice| choice.rnic_to(addr))?;
+    let device = device(via, |choice| choice.rnic_to(addr))?;
     who.connect(|| {
         let dial = Dial::new(&device, addr, START_PATIENCE)
             .map_err(|e| refused(addr, ours.key, e, who))?;

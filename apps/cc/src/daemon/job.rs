@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use weft_session::{Broken, Event};
 use weft_sys::memfd;
-use weft_verbs::{Access, Mr};
+use weft_verbs::Access;
+use weft_verbs::any::Mr;
 
 use super::files::Roots;
 use super::history::CompileRecord;

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use weft_session::{Event, MessageChannel, Prepared};
+use weft_session::{DialError, Event, MessageChannel};
 use weft_verbs::Device;
-use weft_verbs::cm::{self, ConnectError};
+use weft_verbs::cm::ConnectError;
 use weft_verbs::tls::{PublicKey, TlsError};
 
 use super::Keys;
@@ -56,6 +56,10 @@ struct Worker {
 pub(super) struct Pool(BTreeMap<Endpoint, Worker>);
 
 /// The choice for a job.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one at a time, which is taken apart at once"
+)]
 pub(super) enum Pick {
     /// This worker has a free slot, which is taken; and a connection, if one is there.
     Worker(Endpoint, Option<Conn>),
@@ -235,11 +239,12 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
     let mut last = String::new();
     for addr in addrs {
         let tls = keys.tls(endpoint)?;
-        let (prepared, qp) = Prepared::new(device, PROTOCOL).map_err(|e| e.to_string())?;
-        let hello = PROTOCOL.hello(Status::Ok, 0);
-        let conn = match cm::connect_qp(addr, qp, device, &PROTOCOL.param(tls, hello)) {
-            Ok(conn) => conn,
-            Err(ConnectError::Rejected { private_data }) => {
+        let param = PROTOCOL.param(Some(tls), PROTOCOL.hello(Status::Ok, 0));
+        let device = device.clone().into();
+        let (link, private_data) = match MessageChannel::dial(&device, PROTOCOL, addr, &param) {
+            Ok(connected) => connected,
+            Err(DialError::Local(e)) => return Err(e.to_string().into()),
+            Err(DialError::Connect(ConnectError::Rejected { private_data })) => {
                 let why = match PROTOCOL.read_hello(&private_data) {
                     Ok(theirs) => {
                         format!("the worker turned the connection away: {}", theirs.status)
@@ -248,7 +253,7 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
                 };
                 return Err(why.into());
             }
-            Err(ConnectError::Tls(TlsError::KeyRefused(key))) => {
+            Err(DialError::Connect(ConnectError::Tls(TlsError::KeyRefused(key)))) => {
                 let why = "its key is not known here; `weft cc check` shows it and asks".into();
                 return Err(Refusal {
                     why,
@@ -262,12 +267,11 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
             }
         };
         let theirs = PROTOCOL
-            .read_hello(&conn.private_data)
+            .read_hello(&private_data)
             .map_err(|e| format!("what answers is no worker: {e}"))?;
         if theirs.version != PROTOCOL.version || theirs.status != Status::Ok {
             return Err(String::from("the worker speaks another version").into());
         }
-        let link = prepared.connected(conn.qp);
         let transport = link.qp.path().map_or("tcp", |path| path.transport);
         return Ok(Conn {
             link,

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use weft_service::Permit;
 use weft_service::text::printable;
 use weft_session::Event;
-use weft_verbs::{Access, Mr, SendWr};
+use weft_verbs::any::Mr;
+use weft_verbs::{Access, SendWr};
 
 use super::compile::{Ended, JobDir, Unfit, open_output};
 use super::pull::Preprocessed;

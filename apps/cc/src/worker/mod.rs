@@ -23,7 +23,7 @@ use std::time::Duration;
 use weft_service::Entry;
 use weft_session::acceptor::{self, Acceptor, LOOK};
 use weft_verbs::Device;
-use weft_verbs::cm;
+use weft_verbs::any::cm;
 use weft_verbs::tls::{PublicKey, Tls};
 
 use crate::compiler_package::{Cache, Installed};
@@ -189,7 +189,6 @@ pub struct Accept {
 struct Shared {
     config: Config,
     folder: folder::Folder,
-    device: Device,
     digests: Digests,
     compilers: Option<Cache>,
     store: Mutex<pull::Store>,
@@ -231,19 +230,18 @@ impl Worker {
             .transpose()?;
         let folder = folder::Folder::new(&config.place)
             .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", config.place.display())))?;
-        let device = Device::open().map_err(io::Error::other)?;
+        let device = Device::open().map_err(io::Error::other)?.into();
         let listener = cm::Listener::bind(
             &device,
             config.bind,
             64,
-            &PROTOCOL.param(config.tls.clone(), Vec::new()),
+            &PROTOCOL.param(Some(config.tls.clone()), Vec::new()),
         )?;
         let addr = listener.local_addr();
         let acceptor = Acceptor::new(PROTOCOL, config.max_connections, "too many connections");
         let shared = Arc::new(Shared {
             config,
             folder,
-            device,
             digests: Digests::default(),
             compilers,
             store: Mutex::default(),
@@ -315,15 +313,13 @@ impl acceptor::Server for Shared {
         if self.config.open {
             return Ok(true);
         }
-        acceptor::judge(request, |key| self.config.admits(key, self.level))
+        acceptor::judge(request.soft(), |key| self.config.admits(key, self.level))
     }
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
         let refusal = Report::End(End::new(0, Verdict::Refused, "stranger")).encode();
-        let (tls, slots) = (&self.config.tls, self.config.slots);
-        let accepted = self
-            .acceptor
-            .accept(&self.device, tls, (request, entry), slots, &refusal);
+        let (tls, slots) = (Some(self.config.tls.clone()), self.config.slots);
+        let accepted = self.acceptor.accept(tls, (request, entry), slots, &refusal);
         let (link, _place) = accepted?;
         let why = session::Session::new(self, link, peer).run();
         tracing::info!("{peer}: gone: {why}");

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_session::{Broken, Event, MessageChannel};
-use weft_verbs::{MemError, Mr, RemoteAddr, SendWr};
+use weft_verbs::any::Mr;
+use weft_verbs::{MemError, RemoteAddr, SendWr};
 
 use super::compile::{Compiler, Ended, Leader};
 use super::view::View;

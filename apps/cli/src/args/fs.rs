@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use super::{ClientKeys, ServerKeys};
+use super::{ClientKeys, ServerKeys, ViaArgs};
 use weft_service::endpoint::parse_bind;
 use weft_service::endpoint::port::FS as DEFAULT_PORT;
 
@@ -87,6 +87,8 @@ pub struct ServeArgs {
     pub max_clients: usize,
     #[command(flatten)]
     pub keys: ServerKeys,
+    #[command(flatten)]
+    pub via: ViaArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -126,6 +128,8 @@ pub struct MountArgs {
 pub struct Common {
     #[command(flatten)]
     pub keys: ClientKeys,
+    #[command(flatten)]
+    pub via: ViaArgs,
     /// Give up after this many seconds of silence of the server
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,

@@ -10,7 +10,24 @@ pub mod media;
 
 use std::path::PathBuf;
 
+use weft_verbs::any::Choice;
 use weft_verbs::tls::Fingerprint;
+
+/// The device of connections. Its command has an option `--identity` too.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ViaArgs {
+    /// The device: `soft`, the name of an RDMA device, or `auto` for the one that the route to the peer uses. RNICs need --plain
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        env = "WEFT_DEVICE",
+        default_value = "soft"
+    )]
+    pub device: Choice,
+    /// Without encryption and keys, which RNICs cannot have. Everybody on the way can read and change what is sent; give it on both sides
+    #[arg(long, conflicts_with = "identity")]
+    pub plain: bool,
+}
 
 /// Keys of a server. Its command has an option `--open` too.
 #[derive(Debug, clap::Args)]

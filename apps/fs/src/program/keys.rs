@@ -1,20 +1,21 @@
 //! Clients with keys as `weft cp` has them, and a server with the same.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use weft_fs::client::Keys;
 use weft_fs::name::{Endpoint, Name, RemotePath};
-use weft_fs::server::{Admit, Config, Server};
+use weft_fs::server::{Admit, Config, Server, StartError};
 use weft_fs::wire::Status;
 use weft_fs::{Client, DEFAULT_PORT, Errno, Error, Settings};
+use weft_session::{NoDevice, Via};
 use weft_verbs::cm::ConnectError;
 use weft_verbs::tls::{Fingerprint, Tls, TlsError};
 
-use weft_cli::args::ClientKeys;
-use weft_cli::args::fs::ServeArgs;
+use weft_cli::args::fs::{Common, ServeArgs};
+use weft_cli::args::{ClientKeys, ViaArgs};
 use weft_cli::failure::Failure;
 use weft_cli::identity::authorized::Authorized;
 use weft_cli::identity::credentials::Credentials;
@@ -44,6 +45,13 @@ pub(crate) fn environment(
     Ok(settings)
 }
 
+fn via(args: &ViaArgs) -> Via {
+    Via {
+        device: args.device.clone(),
+        plain: args.plain,
+    }
+}
+
 /// TLS with one server.
 struct OneServer(Tls);
 
@@ -69,16 +77,20 @@ pub(crate) fn parse(path: &Path) -> Result<RemotePath, Failure> {
 }
 
 /// Connects, once it is clear that it is the server that is meant: its key is known, or our own, or the user says so.
-pub(crate) fn connect(
-    endpoint: &Endpoint,
-    who: &ClientKeys,
-    patience: Duration,
-) -> Result<Client, Failure> {
+pub(crate) fn connect(endpoint: &Endpoint, common: &Common) -> Result<Client, Failure> {
+    let (who, patience) = (&common.keys, Duration::from_secs(common.timeout));
+    let via = via(&common.via);
+    if via.plain && !who.peers.is_empty() {
+        return Err(Failure::usage(
+            "without encryption a server shows no key: --peer and --plain exclude each other",
+        ));
+    }
     let name = endpoint.to_string();
     let credentials = Credentials::new(name, who.identity.as_deref(), who.peers.clone())?;
     credentials.connect(|| {
         let settings = Settings {
             patience,
+            via: via.clone(),
             ..Settings::new(Arc::new(OneServer(credentials.tls()?)))
         };
         // Some servers tell strangers only when they ask.
@@ -113,6 +125,7 @@ fn refused(endpoint: &Endpoint, e: &Error, credentials: &Credentials) -> Failure
             ))
             .hint("check the port; `weft fs serve` prints the one that it uses")
         }
+        Error::Device(why) => no_device(why),
         Error::Local(_) => {
             Failure::failed(e.to_string()).hint("`weft doctor` says what this machine does not support")
         }
@@ -121,6 +134,14 @@ fn refused(endpoint: &Endpoint, e: &Error, credentials: &Credentials) -> Failure
             endpoint.port
         )),
     }
+}
+
+fn no_device(why: &NoDevice) -> Failure {
+    let failure = match why {
+        NoDevice::CannotEncrypt(_) => Failure::usage(why.to_string()),
+        _ => Failure::failed(why.to_string()),
+    };
+    failure.hint(why.hint())
 }
 
 /// What failed with a name, for the user.
@@ -168,8 +189,8 @@ pub(crate) struct Serving {
     pub(crate) server: Server,
     /// The file that its key pair was made in just now.
     pub(crate) made: Option<PathBuf>,
-    /// What clients elsewhere compare.
-    pub(crate) fingerprint: Fingerprint,
+    /// What clients elsewhere compare; `None` without encryption.
+    pub(crate) fingerprint: Option<Fingerprint>,
 }
 
 /// Starts a server. On any but a loopback address it has to be said who is let in.
@@ -185,16 +206,22 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<Serving, Failure> {
                 .hint("name a directory that exists and that you can read"),
         );
     }
-    let path = keypair::file_of(args.keys.identity.as_deref())?;
     let authorized = Authorized::named_or_usual(args.keys.authorized.as_deref());
-    let words = Words {
-        peers: "clients",
-        may: "use this one's memory",
-        or: "",
+    let (identity, made) = if args.via.plain {
+        check_plain(bind, args)?;
+        (keypair::generate()?, None)
+    } else {
+        let words = Words {
+            peers: "clients",
+            may: "use this one's memory",
+            or: "",
+        };
+        let path = keypair::file_of(args.keys.identity.as_deref())?;
+        reach::check(bind, authorized.as_ref(), args.open, words)?;
+        let (identity, made) = keypair::read_or_make(&path)?;
+        (identity, made.then_some(path))
     };
-    reach::check(bind, authorized.as_ref(), args.open, words)?;
-    let (identity, made) = keypair::read_or_make(&path)?;
-    let fingerprint = identity.public_key().fingerprint();
+    let fingerprint = (!args.via.plain).then(|| identity.public_key().fingerprint());
     let admit: Admit = Arc::new(move |key| {
         authorized
             .as_ref()
@@ -210,19 +237,36 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<Serving, Failure> {
         tls,
         admit,
         open: args.open,
+        via: via(&args.via),
     };
-    let server = Server::start(config).map_err(|e| {
-        Failure::listen(
+    let server = Server::start(config).map_err(|e| match e {
+        StartError::Device(why) => no_device(&why),
+        StartError::NotOpen => Failure::usage(e.to_string()).hint(OPEN),
+        StartError::Io(e) => Failure::listen(
             &bind,
             &e,
             "--bind ADDR:PORT chooses, port 0 takes a free one",
-        )
+        ),
     })?;
     Ok(Serving {
         server,
-        made: made.then_some(path),
+        made,
         fingerprint,
     })
+}
+
+const OPEN: &str = "--open lets everybody in who can reach the address";
+
+/// Without encryption only processes of the server's own user on its machine are known, by the kernel.
+fn check_plain(bind: SocketAddr, args: &ServeArgs) -> Result<(), Failure> {
+    let what = if args.keys.authorized.is_some() {
+        "without encryption a client shows no key: --authorized and --plain exclude each other"
+    } else if !args.open && !reach::is_of_this_machine(bind) {
+        "without encryption no client can show its key, and the address can be reached from other machines"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::usage(what).hint(OPEN))
 }
 
 /// Whether a path is a folder of the server.

@@ -101,11 +101,7 @@ fn each(
 }
 
 fn connect_as(common: &Common, path: &RemotePath) -> Result<Client, Failure> {
-    connect(
-        &path.endpoint,
-        &common.keys,
-        Duration::from_secs(common.timeout),
-    )
+    connect(&path.endpoint, common)
 }
 
 fn list(client: &Client, path: &RemotePath, json: bool) -> Result<(), Failure> {
@@ -183,10 +179,11 @@ fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
         if let Some(path) = &serving.made {
             say(format_args!("made a key pair in {}", path.display()));
         }
-        say(format_args!(
-            "the key of this server is {}; clients elsewhere are asked to compare it",
-            serving.fingerprint
-        ));
+        if let Some(fingerprint) = &serving.fingerprint {
+            say(format_args!(
+                "the key of this server is {fingerprint}; clients elsewhere are asked to compare it"
+            ));
+        }
     }
     serving.server.wait();
     Err(Failure::failed("the serving threads have ended"))

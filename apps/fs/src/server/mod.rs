@@ -17,10 +17,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use weft_service::{Entry, Permit};
 use weft_session::acceptor::{self, Acceptor, LOOK};
-use weft_session::{Event, MessageChannel};
+use weft_session::{Event, MessageChannel, NoDevice, Via};
 use weft_sys::{Interest, poll_fds};
 use weft_verbs::Device;
-use weft_verbs::cm;
+use weft_verbs::any::cm;
 use weft_verbs::tls::{PublicKey, Tls};
 
 use crate::local_server as host;
@@ -52,14 +52,35 @@ pub struct Config {
     pub admit: Admit,
     /// Everybody is let in.
     pub open: bool,
+    /// The device, and whether connections are encrypted.
+    pub via: Via,
+}
+
+impl Config {
+    fn tls(&self) -> Option<Tls> {
+        (!self.via.plain).then(|| self.tls.clone())
+    }
 }
 
 struct Shared {
     config: Config,
     store: Arc<Store>,
-    device: Device,
     acceptor: Acceptor,
     locals: Arc<AtomicUsize>,
+}
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No device carries its connections.
+    #[error("{0}")]
+    Device(#[from] NoDevice),
+    /// It would refuse everybody.
+    #[error("on an RNIC clients cannot show their keys")]
+    NotOpen,
+    /// The folder, the address or a thread.
+    #[error("{0}")]
+    Io(#[from] io::Error),
 }
 
 /// A running server. Dropping it ends its connections.
@@ -74,23 +95,28 @@ impl Server {
     ///
     /// # Errors
     /// Those of opening the folder, of listening, and of starting threads.
-    pub fn start(config: Config) -> io::Result<Self> {
+    pub fn start(config: Config) -> Result<Self, StartError> {
         let folder = match &config.dir {
-            Some(dir) => Some(rustix::fs::open(
-                dir,
-                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-                Mode::empty(),
-            )?),
+            Some(dir) => Some(
+                rustix::fs::open(
+                    dir,
+                    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                    Mode::empty(),
+                )
+                .map_err(io::Error::from)?,
+            ),
             None => None,
         };
         let store = Arc::new(Store::new(config.quota, config.keeps, folder)?);
-        let device = Device::open().map_err(io::Error::other)?;
-        let listener = cm::Listener::bind(
-            &device,
-            config.bind,
-            64,
-            &PROTOCOL.param(config.tls.clone(), Vec::new()),
-        )?;
+        let device = config
+            .via
+            .device(|choice| choice.rnic_at(config.bind), Device::open)?;
+        if device.rnic().is_some() && !config.open {
+            return Err(StartError::NotOpen);
+        }
+        let param = PROTOCOL.param(config.tls(), Vec::new());
+        let listener = cm::Listener::bind(&device, config.bind, 64, &param);
+        let listener = listener.map_err(io::Error::from)?;
         let addr = listener.local_addr();
         // Another process of this host can take the name: then programs of this host use RDMA.
         let local = host::listen(addr.port())
@@ -105,7 +131,6 @@ impl Server {
         let shared = Arc::new(Shared {
             config,
             store,
-            device,
             acceptor: clients,
             locals: Arc::default(),
         });
@@ -162,19 +187,20 @@ impl acceptor::Server for Shared {
         if self.config.open {
             return Ok(true);
         }
-        acceptor::judge(request, |key| (self.config.admit)(key))
+        acceptor::judge(request.soft(), |key| (self.config.admit)(key))
     }
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
         // A stranger waits for a reply, and gets one that it has not asked for.
         let refusal = Reply::failed(0, Errno::ACCESS).encode();
-        let (tls, keeps) = (&self.config.tls, self.config.keeps.into());
+        let keeps = self.config.keeps.into();
+        let has_atomics = request.device().attr().atomics;
         let accepted = self
             .acceptor
-            .accept(&self.device, tls, (request, entry), keeps, &refusal);
+            .accept(self.config.tls(), (request, entry), keeps, &refusal);
         let (mut link, _permit) = accepted?;
         let began = Instant::now();
-        let mut handles = Handles::new(&self.store, link.pd());
+        let mut handles = Handles::new(&self.store, link.pd(), has_atomics);
         while !self.acceptor.is_closed() && Self::turn(&mut link, &mut handles) {}
         // The connection uses the memory, so it ends first.
         link.qp.disconnect();
@@ -318,6 +344,7 @@ mod tests {
             tls: tls(),
             admit: Arc::new(|_| false),
             open: false,
+            via: Via::default(),
         };
         let server = Server::start(config).unwrap();
         let endpoint = Endpoint {

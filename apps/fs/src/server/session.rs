@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use weft_verbs::{Access, Mr, Pd};
+use weft_verbs::Access;
+use weft_verbs::any::{Mr, Pd};
 
 use super::memory::{End, Memory};
 use super::store::{Buffer, Opened, Store};
@@ -28,15 +29,18 @@ struct Handle {
 pub(crate) struct Handles {
     store: Arc<Store>,
     pd: Pd,
+    /// Whether clients can append, which needs atomics.
+    has_atomics: bool,
     open: HashMap<u32, Handle>,
     next: u32,
 }
 
 impl Handles {
-    pub(crate) fn new(store: &Arc<Store>, pd: &Pd) -> Self {
+    pub(crate) fn new(store: &Arc<Store>, pd: &Pd, has_atomics: bool) -> Self {
         Self {
             store: Arc::clone(store),
             pd: pd.clone(),
+            has_atomics,
             open: HashMap::new(),
             next: 1,
         }
@@ -68,6 +72,9 @@ impl Handles {
         let flags = request.flags;
         if !flags.has(Flags::READ) && !flags.has(Flags::WRITE) {
             return Err(Errno::INVAL);
+        }
+        if flags.has(Flags::APPEND) && !self.has_atomics {
+            return Err(Errno::OPNOTSUPP);
         }
         let opened = self.store.open(&request.name, flags, request.size, false)?;
         let Opened::Buffer(buffer) = opened else {

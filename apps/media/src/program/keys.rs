@@ -110,7 +110,7 @@ impl Gate for UserGate {
             return Ok(());
         }
         let authorized = self.authorized.as_ref();
-        let is_known = acceptor::judge(request, |key| {
+        let is_known = acceptor::judge(Some(request), |key| {
             authorized.is_some_and(|authorized| authorized.admits(&key.fingerprint()))
         })?;
         if is_known {

@@ -196,7 +196,12 @@ impl Hard {
                 // Another device's, where it listens on all; dropping it rejects it.
                 Ok(Some(incoming)) => match incoming.context() {
                     Ok(context) if context.name() == self.rnic.context.name() => {
-                        return Ok(Some((self.rnic.clone(), incoming)));
+                        let mut rnic = self.rnic.clone();
+                        if rnic.context.is_gone() {
+                            // It was removed, and has come back with another context.
+                            rnic.context = context;
+                        }
+                        return Ok(Some((rnic, incoming)));
                     }
                     _ => {}
                 },

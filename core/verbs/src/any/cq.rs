@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::{Either, convert};
+use crate::ext::CqExt;
 use crate::{CqOverrun, Error, Wc};
 
 /// Completions that are taken from an RNIC at once.
@@ -27,6 +28,17 @@ impl Cq {
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
         match &self.0 {
             Either::Soft(cq) => cq.poll(out),
+            Either::Rnic(cq) => take(cq, out, Some(Duration::ZERO)),
+        }
+    }
+
+    /// As [`CqExt::take`](crate::ext::CqExt::take): takes completions that are there already.
+    ///
+    /// # Errors
+    /// As [`Cq::poll`].
+    pub fn take(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
+        match &self.0 {
+            Either::Soft(cq) => cq.take(out),
             Either::Rnic(cq) => take(cq, out, Some(Duration::ZERO)),
         }
     }

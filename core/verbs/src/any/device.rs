@@ -230,6 +230,14 @@ impl Device {
         }
     }
 
+    /// Whether it was removed, or has failed: then every call on it fails.
+    pub fn is_gone(&self) -> bool {
+        match &self.0 {
+            Either::Soft(_) => false,
+            Either::Rnic(rnic) => rnic.context.is_gone(),
+        }
+    }
+
     /// What it has.
     pub fn attr(&self) -> DeviceAttr {
         match &self.0 {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use super::{Either, convert};
-use crate::{Access, Error, MemError, RemoteAddr, Sge};
+use crate::{Access, Error, MemError, RawMemory, RemoteAddr, Sge};
 
 /// As [`crate::Pd`]. Clones are handles of the same one.
 #[derive(Clone)]
@@ -57,6 +57,35 @@ impl Pd {
             Either::Rnic(pd) => {
                 has_bytes(buffer.len())?;
                 let mr = pd.reg_mr(buffer, convert::access(access));
+                Either::Rnic(mr.map_err(|e| convert::error(&e))?)
+            }
+        }))
+    }
+
+    /// As [`crate::Pd::reg_raw`].
+    ///
+    /// # Errors
+    /// As [`Pd::alloc_mr`].
+    pub fn reg_raw(&self, memory: &RawMemory, access: Access) -> Result<Mr, Error> {
+        Ok(Mr(match &self.0 {
+            Either::Soft(pd) => Either::Soft(pd.reg_raw(memory, access)?),
+            Either::Rnic(pd) => {
+                has_bytes(memory.len())?;
+                let mr = pd.reg_raw(memory, convert::access(access));
+                Either::Rnic(mr.map_err(|e| convert::error(&e))?)
+            }
+        }))
+    }
+
+    /// As [`crate::Pd::reg_memfd`].
+    ///
+    /// # Errors
+    /// As there, and as [`Pd::alloc_mr`].
+    pub fn reg_memfd(&self, file: impl AsFd, len: usize, access: Access) -> Result<Mr, Error> {
+        Ok(Mr(match &self.0 {
+            Either::Soft(pd) => Either::Soft(pd.reg_memfd(file, len, access)?),
+            Either::Rnic(pd) => {
+                let mr = pd.reg_memfd(file, len, convert::access(access));
                 Either::Rnic(mr.map_err(|e| convert::error(&e))?)
             }
         }))
@@ -184,6 +213,39 @@ impl Mr {
         }
     }
 
+    /// As [`crate::Mr::copy_to_raw`].
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn copy_to_raw(&self, off: usize, dst: &RawMemory) -> Result<(), MemError> {
+        match &self.0 {
+            Either::Soft(mr) => mr.copy_to_raw(off, dst),
+            Either::Rnic(mr) => mr.region().copy_to_raw(off, dst),
+        }
+    }
+
+    /// As [`crate::Mr::copy_from_raw`].
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn copy_from_raw(&self, off: usize, src: &RawMemory) -> Result<(), MemError> {
+        match &self.0 {
+            Either::Soft(mr) => mr.copy_from_raw(off, src),
+            Either::Rnic(mr) => mr.region().copy_from_raw(off, src),
+        }
+    }
+
+    /// As [`crate::Mr::load_u64`].
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`], [`MemError::Misaligned`].
+    pub fn load_u64(&self, off: usize) -> Result<u64, MemError> {
+        match &self.0 {
+            Either::Soft(mr) => mr.load_u64(off),
+            Either::Rnic(mr) => mr.region().load_u64(off),
+        }
+    }
+
     /// As [`crate::Mr::read_from_file`].
     ///
     /// # Errors
@@ -198,6 +260,23 @@ impl Mr {
         match &self.0 {
             Either::Soft(mr) => mr.read_from_file(fd, file_off, off, len),
             Either::Rnic(mr) => mr.region().read_from_file(fd.as_fd(), file_off, off, len),
+        }
+    }
+
+    /// As [`crate::Mr::write_to_file`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_to_file(
+        &self,
+        fd: impl AsFd,
+        file_off: Option<u64>,
+        off: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        match &self.0 {
+            Either::Soft(mr) => mr.write_to_file(fd, file_off, off, len),
+            Either::Rnic(mr) => mr.region().write_to_file(fd.as_fd(), file_off, off, len),
         }
     }
 

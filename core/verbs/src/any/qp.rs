@@ -12,7 +12,7 @@ use super::srq::Srq;
 use super::{Either, TWO_DEVICES, convert};
 use crate::ext::lock;
 use crate::tls::{TlsError, TlsInfo};
-use crate::{EndReason, Error, LimitReached, Path, PostError, PostReason, RecvWr, SendWr};
+use crate::{EndReason, Error, LimitReached, Path, PostError, PostReason, QpState, RecvWr, SendWr};
 
 /// As [`crate::QpInit`].
 #[derive(Clone)]
@@ -166,6 +166,14 @@ impl Qp {
         }
     }
 
+    /// Whether it is connected, and its connection has not ended.
+    pub fn is_connected(&self) -> bool {
+        match &self.0 {
+            Either::Soft(soft) => soft.qp.state() == QpState::Rts,
+            Either::Rnic(rnic) => rnic.connection.get().is_some_and(|it| it.end().is_none()),
+        }
+    }
+
     /// Inline bytes that a request may have.
     pub fn max_inline(&self) -> u32 {
         match &self.0 {
@@ -228,6 +236,14 @@ impl Qp {
                     connection.disconnect();
                 }
             }
+        }
+    }
+
+    /// Ends the connection at once, see [`crate::Qp::to_error`]; on an RNIC as [`Qp::disconnect`].
+    pub fn to_error(&self) {
+        match &self.0 {
+            Either::Soft(soft) => soft.qp.to_error(),
+            Either::Rnic(_) => self.disconnect(),
         }
     }
 

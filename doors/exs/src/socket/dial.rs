@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, mpsc};
 
 use rustix::io::Errno;
 use weft_sockets::lock::lock;
@@ -159,15 +159,27 @@ impl Socket {
             token,
         };
         let Some(setup) = setup else {
-            let thread = std::thread::Builder::new().name("weft-exs-dial".into());
-            if let Err(error) = thread.spawn(move || plan.dial(dialing)) {
-                tracing::warn!(%error, "no thread for a connect");
-                *lock(&self.0.state) = State::Idle(None);
-                return Err(Errno::AGAIN);
-            }
-            return Ok(());
+            return self.dial_on_a_thread(plan, dialing);
         };
         plan.dial_soft(setup, dialing);
+        Ok(())
+    }
+
+    fn dial_on_a_thread(&self, plan: Plan, dialing: Dialing) -> Result<(), Errno> {
+        let (give, take) = mpsc::sync_channel::<(Plan, Dialing)>(1);
+        let run = move || {
+            if let Ok((plan, dialing)) = take.recv() {
+                plan.dial(dialing);
+            }
+        };
+        let thread = std::thread::Builder::new().name("weft-exs-dial".into());
+        if let Err(error) = thread.spawn(run) {
+            tracing::warn!(%error, "no thread for a connect");
+            *lock(&self.0.state) = State::Idle(None);
+            dialing.target.forget();
+            return Err(Errno::AGAIN);
+        }
+        let _ = give.send((plan, dialing));
         Ok(())
     }
 

@@ -157,7 +157,8 @@ impl Socket {
     /// Wait until the socket is ready for one of the conditions `wanted`, or has failed. Empty when the time is up.
     ///
     /// # Errors
-    /// `ENOTCONN`, `EBADF`; `EINTR` when a signal handler ran first.
+    /// `ENOTCONN`, `EBADF`; `EINTR` when a signal handler ran first; `ECANCELED` when the socket is closed meanwhile; the error of a listener whose device
+    /// is gone.
     pub fn poll_wait(&self, wanted: Ready, timeout: Option<Duration>) -> Result<Ready, Errno> {
         let slot = Arc::new(Slot::default());
         let target = Target::Slot(Arc::clone(&slot));
@@ -190,10 +191,11 @@ impl Socket {
                 conn.withdraw(&slot);
             }
         }
-        let ready = slot.take().map_or(Ready::empty(), |event| event.ready);
-        match waited {
-            Err(Errno::INTR) if ready.is_empty() => Err(Errno::INTR),
-            _ => Ok(ready),
+        match (slot.take(), waited) {
+            (Some(event), Ok(())) => event.result.map(|_| event.ready),
+            (Some(event), Err(_)) if !event.ready.is_empty() => Ok(event.ready),
+            (_, Err(Errno::INTR)) => Err(Errno::INTR),
+            _ => Ok(Ready::empty()),
         }
     }
 }

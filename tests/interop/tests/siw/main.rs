@@ -728,3 +728,14 @@ fn perftest_measures_against_us() {
         assert_eq!(served.memory, before);
     }
 }
+
+#[test]
+fn a_command_that_does_not_end_is_told_of_and_killed() {
+    let Some(mut siw) = siw() else { return };
+    let run = std::panic::AssertUnwindSafe(|| siw.guest.run("sleep 1000", Duration::from_secs(2)));
+    let told = std::panic::catch_unwind(run).expect_err("it does not end");
+    let told = told.downcast::<String>().unwrap();
+    assert!(told.contains("sleep, S (sleeping)"), "{told}");
+    assert!(told.contains("nanosleep"), "{told}");
+    siw.guest.must("true", STEP);
+}

@@ -153,9 +153,11 @@ fn doctor_and_its_report_know_the_kernels_devices() {
 /// `weft hello` and `weft cp` of 64 MiB between two processes of the guest, on a device of it.
 fn hello_and_cp_on(siw: &mut Siw, device: &str) {
     let hello = format!(
-        "cd /tmp; ./weft hello --device {device} --listen={GUEST}:7472 >responder & {} ; \
-         ./weft hello --device {device} {GUEST}:7472; status=$?; wait; cat responder; exit $status",
-        ready("responder", "listening")
+        "{}; ./weft hello --device {device} {GUEST}:7472; {ENDED} cat responder; exit $status",
+        serving(
+            &format!("./weft hello --device {device} --listen={GUEST}:7472"),
+            "responder"
+        )
     );
     let done = siw.guest.run(&in_a_shell(&hello), LONG);
     say(&format!("weft hello on {device}:\n{}", done.text));
@@ -164,27 +166,39 @@ fn hello_and_cp_on(siw: &mut Siw, device: &str) {
     assert!(done.text.contains(&through), "{}", done.text);
     assert!(done.text.contains("as written"), "{}", done.text);
 
-    let cp = format!(
-        "cd /tmp; rm -rf to; mkdir to; dd if=/dev/urandom of=large bs=1M count=64 2>/dev/null; \
-         ./weft cp --device {device} --plain --open --once --listen to --bind {GUEST}:7471 >receiver & {} ; \
-         ./weft cp --device {device} --plain large {GUEST}:; status=$?; wait; cat receiver; \
-         cmp large to/large && rm -rf to large && exit $status",
-        ready("receiver", "listening")
-    );
-    let done = siw.guest.run(&in_a_shell(&cp), LONG);
+    let done = siw.guest.run(&in_a_shell(&cp_on(device, 64)), LONG);
     say(&format!("weft cp on {device}:\n{}", done.text));
     assert_eq!(done.status, 0, "{}", done.text);
     assert!(done.text.contains("over an RNIC"), "{}", done.text);
+}
+
+/// `weft cp` of so many MiB between two processes of the guest.
+fn cp_on(device: &str, mib: usize) -> String {
+    let listen = format!(
+        "./weft cp --device {device} --plain --open --once --listen to --bind {GUEST}:7471"
+    );
+    format!(
+        "cd /tmp; rm -rf to; mkdir to; dd if=/dev/urandom of=large bs=1M count={mib} 2>/dev/null; {}; \
+         ./weft cp --device {device} --plain large {GUEST}:; {ENDED} cat receiver; \
+         cmp large to/large && rm -rf to large && exit $status",
+        serving(&listen, "receiver")
+    )
 }
 
 fn in_a_shell(line: &str) -> String {
     format!("sh -c '{line}'")
 }
 
-/// Waits until a file of the guest has these words.
-fn ready(file: &str, words: &str) -> String {
-    format!("until grep -q {words} {file}; do usleep 10000; done")
+/// Starts a program in the background in /tmp of the guest, its output in this file, and waits until it listens. An earlier one may have left the file.
+fn serving(program: &str, file: &str) -> String {
+    format!(
+        "cd /tmp; rm -f {file}; {program} >{file} 2>&1 & server=$!; \
+         until grep -q -e listening -e serving {file} 2>/dev/null || ! kill -0 $server; do usleep 10000; done"
+    )
 }
+
+/// After a client of [`serving`]: its status, and the end of the server, which would wait for another one if this one has failed.
+const ENDED: &str = "status=$?; [ $status = 0 ] || kill $server; wait $server;";
 
 #[test]
 fn hello_and_cp_run_on_the_kernels_devices() {
@@ -198,14 +212,58 @@ fn hello_and_cp_run_on_the_kernels_devices() {
     siw.guest.must(back, STEP);
 }
 
+/// Buffers of a server from a client on the same device; only atomics can append. At the end the device is removed, which ends the server.
+fn fs_on(siw: &mut Siw, device: &str, has_atomics: bool) {
+    let serve =
+        format!("./weft fs serve --keep --plain --open --device {device} --bind {GUEST}:7474");
+    let client = format!("--plain --device {device}");
+    let name = format!("/rdma/{GUEST}:7474/data");
+    let fs = format!(
+        "{}; dd if=/dev/urandom of=large bs=1M count=8 2>/dev/null; \
+         ./weft fs put {client} large {name} && ./weft fs get {client} {name} got && cmp large got; status=$?; \
+         ./weft fs put {client} --append large {name} 2>&1; echo append: $?; ./weft fs ls {client} {name}; \
+         rdma link del {device}; wait $server; echo server: $?; cat server; rm -f large got; exit $status",
+        serving(&serve, "server")
+    );
+    let done = siw.guest.run(&in_a_shell(&fs), LONG);
+    say(&format!("weft fs on {device}:\n{}", done.text));
+    assert_eq!(done.status, 0, "{}", done.text);
+    let append = if has_atomics {
+        "append: 0"
+    } else {
+        "Operation not supported"
+    };
+    assert!(done.text.contains(append), "{}", done.text);
+    let size = if has_atomics { "16777216" } else { "8388608" };
+    assert!(done.text.contains(size), "{}", done.text);
+    assert!(done.text.contains("server: 1"), "{}", done.text);
+    let words = format!("nobody can come any more: RNIC: {device}");
+    assert!(done.text.contains(&words), "{}", done.text);
+}
+
+#[test]
+fn remote_memory_as_files_runs_on_the_kernels_devices() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    cargo(&["build", "--quiet", "--locked", "-p", "weft-fs"]);
+    put(&mut siw, &beside("weft-fs"), "weft-fs");
+    siw.guest.must("rdma link del rxe0", STEP);
+    fs_on(&mut siw, "siw0", false);
+    siw.guest
+        .must("rdma link add rxe0 type rxe netdev eth0", STEP);
+    fs_on(&mut siw, "rxe0", true);
+    siw.guest
+        .must("rdma link add siw0 type siw netdev eth0", STEP);
+}
+
 /// `weft cp` by `WEFT_DEVICE=auto` on both sides, between two processes of the guest; both say that this device carries the files.
 fn auto_finds(siw: &mut Siw, device: &str) {
+    let listen = format!("./weft -v cp --plain --open --once --listen to --bind {GUEST}:7471");
     let cp = format!(
-        "cd /tmp; rm -rf to receiver; mkdir to; dd if=/dev/urandom of=small bs=1M count=1 2>/dev/null; export WEFT_DEVICE=auto; \
-         ./weft -v cp --plain --open --once --listen to --bind {GUEST}:7471 >receiver 2>&1 & {} ; \
-         cd /tmp; WEFT_DEVICE=auto ./weft -v cp --plain small {GUEST}:; status=$?; wait; cat receiver; \
+        "cd /tmp; rm -rf to; mkdir to; dd if=/dev/urandom of=small bs=1M count=1 2>/dev/null; export WEFT_DEVICE=auto; {}; \
+         ./weft -v cp --plain small {GUEST}:; {ENDED} cat receiver; \
          cmp small to/small && rm -rf to small && exit $status",
-        ready("receiver", "listening").replace("receiver", "/tmp/receiver")
+        serving(&listen, "receiver")
     );
     let done = siw.guest.run(&in_a_shell(&cp), LONG);
     assert_eq!(done.status, 0, "{}", done.text);
@@ -351,10 +409,8 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
     const MIB: usize = 8;
     let Some(mut siw) = siw() else { return };
     prepared(&mut siw);
-    // rdma_cm takes the address for the older of two devices, and the driver makes siw0 anew.
+    // rdma_cm takes the address for the older of two devices.
     siw.guest.must("rdma link del rxe0", STEP);
-    // Without it siw's connections do not let the responder speak first, as that of `weft hello` does.
-    siw.driver(&[("peer_to_peer", 1)]);
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().to_str().unwrap();
 
@@ -394,23 +450,18 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
 
     // From the host to the guest.
     let guest = format!("127.0.0.1:{}", siw.forwarded);
-    let listen = format!(
-        "cd /tmp; rm -f responder; ./weft hello --device siw0 --listen={GUEST}:{PING_PORT} >responder & cd /tmp; {}",
-        ready("responder", "listening")
-    );
-    siw.guest.must(&listen, STEP);
+    let listen = format!("./weft hello --device siw0 --listen={GUEST}:{PING_PORT}");
+    siw.guest.must(&serving(&listen, "responder"), STEP);
     let (mut initiator, lines) = on_the_host(&["hello", &guest]);
     let said: Vec<_> = lines.collect();
     assert!(initiator.ends_well(), "{said:?}");
     let responder = siw.guest.must("wait; cat /tmp/responder", LONG);
     assert!(responder.contains("the buffer holds"), "{responder}");
+    siw.guest.must("rm -rf /tmp/to; mkdir /tmp/to", STEP);
     let listen = format!(
-        "cd /tmp; rm -rf to receiver; mkdir to; \
-         ./weft cp --device siw0 --plain --open --once --listen to --bind {GUEST}:{PING_PORT} >receiver & \
-         cd /tmp; {}",
-        ready("receiver", "listening")
+        "./weft cp --device siw0 --plain --open --once --listen to --bind {GUEST}:{PING_PORT}"
     );
-    siw.guest.must(&listen, LONG);
+    siw.guest.must(&serving(&listen, "receiver"), LONG);
     let target = format!("{guest}:");
     let (mut sender, lines) = on_the_host(&["cp", "--plain", file.to_str().unwrap(), &target]);
     let said: Vec<_> = lines.collect();
@@ -443,17 +494,14 @@ fn extended_sockets_on_siw_and_on_the_soft_rnic_of_the_host_reach_each_other() {
     assert!(said.contains("2000 messages of 16384 bytes"), "{said}");
 
     // The host connects.
-    let listen = format!(
-        "cd /tmp; rm -f server; WEFT_DEVICE=siw0 ./echo server {GUEST}:{PING_PORT} >server & echo $! >/tmp/pid; cd /tmp; {}",
-        ready("server", "listening")
-    );
-    siw.guest.must(&listen, STEP);
+    let listen = format!("env WEFT_DEVICE=siw0 ./echo server {GUEST}:{PING_PORT}");
+    siw.guest.must(&serving(&listen, "server"), STEP);
     let guest = format!("127.0.0.1:{}", siw.forwarded);
     let (mut client, lines) = started(Command::new(&echo).args(["client", &guest]));
     let said: Vec<_> = lines.collect();
     assert!(client.ends_well(), "{said:?}");
     assert!(said[0].contains("2000 messages of 16384 bytes"), "{said:?}");
-    siw.guest.must("kill $(cat /tmp/pid)", STEP);
+    siw.guest.must("kill $server", STEP);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use weft_interop::guest::{GUEST, say};
 
 use super::super::{STEP, Siw, siw};
-use super::{LONG, in_a_shell, prepared, ready};
+use super::{LONG, cp_on, in_a_shell, prepared, serving};
 
 /// Seconds in which `rdma link delete` must return, emulated on a busy machine.
 const REMOVAL: f64 = 10.0;
@@ -96,14 +96,7 @@ fn a_network_that_loses_packets_loses_no_bytes() {
     // Between two processes of a host siw's connections go over the loopback interface; rxe's packets never leave the driver.
     siw.guest
         .must("/usr/bin/tc qdisc add dev lo root netem loss 1%", STEP);
-    let cp = format!(
-        "cd /tmp; rm -rf to; mkdir to; dd if=/dev/urandom of=large bs=1M count=16 2>/dev/null; \
-         ./weft cp --device siw0 --plain --open --once --listen to --bind {GUEST}:7471 >receiver & {} ; \
-         ./weft cp --device siw0 --plain large {GUEST}:; status=$?; wait; cat receiver; \
-         cmp large to/large && rm -rf to large && exit $status",
-        ready("receiver", "listening")
-    );
-    let done = siw.guest.run(&in_a_shell(&cp), LONG);
+    let done = siw.guest.run(&in_a_shell(&cp_on("siw0", 16)), LONG);
     let lost = siw.guest.must(
         "/usr/bin/tc -s qdisc show dev lo; /usr/bin/tc qdisc del dev lo root",
         STEP,
@@ -145,10 +138,7 @@ fn what_a_user_may_not_do_is_named_with_its_remedy() {
 
     // 64 KiB of locked memory: each side says so when it registers its own.
     let sender = format!("cp --device siw0 --plain /etc/passwd {GUEST}:");
-    let serve = format!(
-        "cd /tmp; ./weft {listen} >receiver 2>&1 & cd /tmp; {}",
-        ready("receiver", "listening")
-    );
+    let serve = serving(&format!("./weft {listen}"), "receiver");
     siw.guest.must(&serve, STEP);
     let done = siw.guest.run(&as_joe("ulimit -l 64", &sender), LONG);
     say(&format!("with 64 KiB of locked memory:\n{}", done.text));
