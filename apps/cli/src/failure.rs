@@ -4,6 +4,7 @@ use std::path::Path;
 use std::{fmt, fs, io};
 
 use rustix::io::Errno;
+use weft_session::NoDevice;
 use weft_verbs::settings::Wrong;
 
 use weft_service::text::printable_lines;
@@ -52,6 +53,16 @@ pub struct Failure {
     exit: Exit,
     what: String,
     hint: String,
+}
+
+impl From<&NoDevice> for Failure {
+    fn from(why: &NoDevice) -> Self {
+        let failure = match why {
+            NoDevice::CannotEncrypt(_) => Self::usage(why.to_string()),
+            NoDevice::Unusable(..) | NoDevice::NoSoft(_) => Self::failed(why.to_string()),
+        };
+        failure.hint(why.hint())
+    }
 }
 
 impl Failure {

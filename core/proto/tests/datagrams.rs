@@ -5,31 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use crate::common::Rng;
 use weft_proto::dgram::{Config, Finished, Reassembler, Refusal, Source, cut};
 use weft_wire::dgram::{Segment, Target};
 
 const TIMEOUT: Duration = Duration::from_millis(50);
 
 /// A xorshift generator.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn percent(&mut self, n: u64) -> bool {
-        self.below(100) < n
-    }
-}
-
 /// What the oracle knows of a message.
 struct Message {
     header: Segment,

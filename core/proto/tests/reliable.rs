@@ -6,6 +6,7 @@ use std::hash::RandomState;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use crate::common::Rng;
 use weft_proto::dgram::{
     Admit, Failure, Flows, FlowsConfig, Now, Pair, PairConfig, Resumed, Spot, Transmit,
     WindowConfig,
@@ -15,21 +16,6 @@ use weft_wire::dgram::{Control, FaultCode, Flow, Packet, Segment, Target};
 const RECEIVER: u32 = 1;
 const VIA: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 const MS: Duration = Duration::from_millis(1);
-
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
 
 /// The byte at this place of a message.
 fn byte(sender: usize, message: usize, offset: u32) -> u8 {

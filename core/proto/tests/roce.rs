@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use crate::common::Rng;
 use weft_proto::dgram::Now;
 use weft_proto::rdmap::{Op, Payload, SendWr};
 use weft_proto::roce::{Atomic, Config, Connection, Received, Rx, State, Status, supports};
@@ -17,21 +18,6 @@ const WRITES: u64 = 0x2000;
 const SPACE: usize = 1 << 16;
 const READS: u64 = 0x10_0000;
 const RKEY: u32 = 77;
-
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
 
 /// Bytes of a request's scatter/gather list.
 fn byte(side: usize, seq: u64, offset: u32) -> u8 {

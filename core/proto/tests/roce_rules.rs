@@ -78,6 +78,13 @@ fn request(op: Wire, psn: u32) -> Header {
     Header::new(Opcode::rc(op), 5, psn)
 }
 
+fn read(psn: u32, va: u64, len: u32) -> Header {
+    Header {
+        reth: Some(Reth { va, rkey: 7, len }),
+        ..request(Wire::ReadRequest, psn)
+    }
+}
+
 fn answer(syndrome: Syndrome, psn: u32) -> Header {
     Header {
         aeth: Some(Aeth { syndrome, msn: 0 }),
@@ -472,14 +479,7 @@ fn requests_that_are_not_valid_are_refused() {
 fn more_reads_at_once_than_agreed_are_refused() {
     let mut conn = connection();
     for psn in 100..103 {
-        let read = Header {
-            reth: Some(Reth {
-                va: 0,
-                rkey: 7,
-                len: 9,
-            }),
-            ..request(Wire::ReadRequest, psn)
-        };
+        let read = read(psn, 0, 9);
         let rx = conn.rx(T0, &read, 0);
         assert_eq!(rx == Rx::Nothing, psn == 102);
         conn.accept_read();
@@ -489,10 +489,6 @@ fn more_reads_at_once_than_agreed_are_refused() {
 
 #[test]
 fn a_repeated_read_is_answered_as_it_was_asked_first() {
-    let read = |psn, va, len| Header {
-        reth: Some(Reth { va, rkey: 7, len }),
-        ..request(Wire::ReadRequest, psn)
-    };
     let mut conn = connection();
     let first = answers(&mut conn, &[(read(100, 0x1000, 600), 0)]);
     assert_eq!(
@@ -517,14 +513,7 @@ fn a_repeated_read_is_answered_as_it_was_asked_first() {
 #[test]
 fn an_answer_whose_memory_has_gone_is_a_refusal() {
     let mut conn = connection();
-    let read = Header {
-        reth: Some(Reth {
-            va: 0,
-            rkey: 7,
-            len: 600,
-        }),
-        ..request(Wire::ReadRequest, 100)
-    };
+    let read = read(100, 0, 600);
     conn.rx(T0, &read, 0);
     conn.accept_read();
     let mut raw = Vec::new();
@@ -669,14 +658,7 @@ fn an_answer_that_cannot_be_placed_fails_its_request_alone() {
 #[test]
 fn a_long_answer_is_interrupted() {
     let mut conn = connection();
-    let read = Header {
-        reth: Some(Reth {
-            va: 0,
-            rkey: 7,
-            len: 256 * 1000,
-        }),
-        ..request(Wire::ReadRequest, 100)
-    };
+    let read = read(100, 0, 256 * 1000);
     conn.rx(T0, &read, 0);
     conn.accept_read();
     assert_eq!(psns(&mut conn, T0).len(), 64);
@@ -689,14 +671,7 @@ fn a_long_answer_is_interrupted() {
 /// A peer whose timer was early has the first answer, and goes on.
 #[test]
 fn repeated_answers_do_not_count_as_the_peers_requests() {
-    let read = |psn| Header {
-        reth: Some(Reth {
-            va: 0,
-            rkey: 7,
-            len: 9,
-        }),
-        ..request(Wire::ReadRequest, psn)
-    };
+    let read = |psn| read(psn, 0, 9);
     let mut conn = connection();
     assert_eq!(
         answers(&mut conn, &[(read(100), 0), (read(101), 0)]).len(),
@@ -768,14 +743,7 @@ fn a_message_that_is_refused_after_its_placement_is_not_acknowledged() {
 #[test]
 fn memory_that_has_gone_under_a_repeated_answer_is_no_fault() {
     let mut conn = connection();
-    let read = Header {
-        reth: Some(Reth {
-            va: 0,
-            rkey: 7,
-            len: 600,
-        }),
-        ..request(Wire::ReadRequest, 100)
-    };
+    let read = read(100, 0, 600);
     assert_eq!(answers(&mut conn, &[(read, 0)]).len(), 3);
     conn.rx(T0, &read, 0);
     conn.next_tx(T0, &mut Vec::new()).expect("the answer again");

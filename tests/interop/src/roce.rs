@@ -10,6 +10,7 @@ use weft_proto::dgram::Now;
 use weft_proto::rdmap::{Op, Payload, SendWr};
 use weft_proto::roce::cm::{Event, Exchange, Phase};
 use weft_proto::roce::{Config, Connection, Received, Rx, State, Status};
+use weft_verbs::cm::gid_of;
 use weft_wire::roce::cm::{self, IpHeader, Mad, Message, PortSpace, Rep, Req, service_id};
 use weft_wire::roce::{
     DEFAULT_PKEY, Deth, Header, ICRC_LEN, Icrc, NakCode, Op as Wire, Opcode, PORT, Route, Service,
@@ -517,10 +518,6 @@ pub fn client(
     .emit()
     .to_vec();
     private_data.resize(92, 0);
-    let gid = |ip: IpAddr| match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    };
     let req = Req {
         local_id: 0x78,
         service_id: service_id(PortSpace::Tcp, peer.port()),
@@ -538,8 +535,8 @@ pub fn client(
         mtu: 3,
         max_cm_retries: 15,
         srq: false,
-        local_gid: gid(local),
-        remote_gid: gid(peer.ip()),
+        local_gid: gid_of(local),
+        remote_gid: gid_of(peer.ip()),
         ack_timeout: ACK_TIMEOUT,
         private_data: &private_data,
     };

@@ -295,13 +295,6 @@ impl Args {
         }
     }
 
-    fn via(&self) -> Via {
-        Via {
-            device: self.via.device.clone(),
-            plain: self.via.plain,
-        }
-    }
-
     /// The sender's key, and the known keys of the listener at `target`.
     fn credentials(&self, target: &Target) -> Result<Credentials, Failure> {
         let name = target.server.to_string();
@@ -334,7 +327,7 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
             .bind
             .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into()),
         wire: args.wire(),
-        via: args.via(),
+        via: Via::from(&args.via),
         policy: args.policy(args.attributes),
         serve: args.receiving(key),
         identity,
@@ -456,7 +449,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
     let receiver = session::connect(
         &target,
         args.wire(),
-        &args.via(),
+        &Via::from(&args.via),
         &options,
         args.credentials(&target)?,
     )?;
@@ -582,7 +575,7 @@ fn fetch(
     let peer = session::connect(
         first,
         args.wire(),
-        &args.via(),
+        &Via::from(&args.via),
         &options,
         args.credentials(first)?,
     )?;

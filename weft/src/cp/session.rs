@@ -24,7 +24,7 @@ use super::walk::Plan;
 use weft_cli::address::resolve;
 use weft_cli::failure::Failure;
 use weft_cli::identity::credentials::Credentials;
-use weft_session::{NoDevice, Via};
+use weft_session::Via;
 
 /// The transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,10 +55,7 @@ pub(super) fn device(
     find: impl FnOnce(&Choice) -> Result<Option<Device>, weft_verbs::Error>,
 ) -> Result<Device, Failure> {
     let device = via.device(find, weft_verbs::Device::open);
-    device.map_err(|e| match e {
-        NoDevice::CannotEncrypt(_) => Failure::usage(e.to_string()).hint(e.hint()),
-        _ => Failure::failed(e.to_string()).hint(e.hint()),
-    })
+    device.map_err(|why| Failure::from(&why))
 }
 
 /// The parameters of a connection, by TLS unless the user wants none.

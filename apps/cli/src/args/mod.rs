@@ -10,6 +10,7 @@ pub mod media;
 
 use std::path::PathBuf;
 
+use weft_session::Via;
 use weft_verbs::any::Choice;
 use weft_verbs::tls::Fingerprint;
 
@@ -27,6 +28,15 @@ pub struct ViaArgs {
     /// Without encryption and keys, which RNICs cannot have. Everybody on the way can read and change what is sent; give it on both sides
     #[arg(long, conflicts_with = "identity")]
     pub plain: bool,
+}
+
+impl From<&ViaArgs> for Via {
+    fn from(args: &ViaArgs) -> Self {
+        Self {
+            device: args.device.clone(),
+            plain: args.plain,
+        }
+    }
 }
 
 /// Keys of a server. Its command has an option `--open` too.

@@ -10,12 +10,12 @@ use weft_fs::name::{Endpoint, Name, RemotePath};
 use weft_fs::server::{Admit, Config, Server, StartError};
 use weft_fs::wire::Status;
 use weft_fs::{Client, DEFAULT_PORT, Errno, Error, Settings};
-use weft_session::{NoDevice, Via};
+use weft_session::Via;
 use weft_verbs::cm::ConnectError;
 use weft_verbs::tls::{Fingerprint, Tls, TlsError};
 
+use weft_cli::args::ClientKeys;
 use weft_cli::args::fs::{Common, ServeArgs};
-use weft_cli::args::{ClientKeys, ViaArgs};
 use weft_cli::failure::Failure;
 use weft_cli::identity::authorized::Authorized;
 use weft_cli::identity::credentials::Credentials;
@@ -45,13 +45,6 @@ pub(crate) fn environment(
     Ok(settings)
 }
 
-fn via(args: &ViaArgs) -> Via {
-    Via {
-        device: args.device.clone(),
-        plain: args.plain,
-    }
-}
-
 /// TLS with one server.
 struct OneServer(Tls);
 
@@ -79,7 +72,7 @@ pub(crate) fn parse(path: &Path) -> Result<RemotePath, Failure> {
 /// Connects, once it is clear that it is the server that is meant: its key is known, or our own, or the user says so.
 pub(crate) fn connect(endpoint: &Endpoint, common: &Common) -> Result<Client, Failure> {
     let (who, patience) = (&common.keys, Duration::from_secs(common.timeout));
-    let via = via(&common.via);
+    let via = Via::from(&common.via);
     if via.plain && !who.peers.is_empty() {
         return Err(Failure::usage(
             "without encryption a server shows no key: --peer and --plain exclude each other",
@@ -125,7 +118,7 @@ fn refused(endpoint: &Endpoint, e: &Error, credentials: &Credentials) -> Failure
             ))
             .hint("check the port; `weft fs serve` prints the one that it uses")
         }
-        Error::Device(why) => no_device(why),
+        Error::Device(why) => why.into(),
         Error::Local(_) => {
             Failure::failed(e.to_string()).hint("`weft doctor` says what this machine does not support")
         }
@@ -134,14 +127,6 @@ fn refused(endpoint: &Endpoint, e: &Error, credentials: &Credentials) -> Failure
             endpoint.port
         )),
     }
-}
-
-fn no_device(why: &NoDevice) -> Failure {
-    let failure = match why {
-        NoDevice::CannotEncrypt(_) => Failure::usage(why.to_string()),
-        _ => Failure::failed(why.to_string()),
-    };
-    failure.hint(why.hint())
 }
 
 /// What failed with a name, for the user.
@@ -237,10 +222,10 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<Serving, Failure> {
         tls,
         admit,
         open: args.open,
-        via: via(&args.via),
+        via: (&args.via).into(),
     };
     let server = Server::start(config).map_err(|e| match e {
-        StartError::Device(why) => no_device(&why),
+        StartError::Device(why) => (&why).into(),
         StartError::NotOpen => Failure::usage(e.to_string()).hint(OPEN),
         StartError::Io(e) => Failure::listen(
             &bind,

@@ -88,8 +88,8 @@ pub struct Config {
 impl Config {
     /// How long an acknowledgement is waited for; `None`: for ever.
     pub(super) fn patience(&self) -> Option<Duration> {
-        let power = u32::from(self.timeout & 31);
-        (power > 0).then(|| Duration::from_nanos(4096 << power))
+        let power = self.timeout & 31;
+        (power > 0).then(|| cm::timeout(power))
     }
 
     /// Bytes of the longest message.
@@ -368,11 +368,6 @@ impl<W> Connection<W> {
     /// Work requests posted and not popped.
     pub fn posted(&self) -> usize {
         self.sq.len()
-    }
-
-    /// A message of the peer has begun, and has a receive.
-    pub fn is_receiving(&self) -> bool {
-        self.open.is_some_and(Open::is_send)
     }
 
     /// Appends a work request and returns its number; numbers start at 0 and increase by 1. A work request that [`supports`] refuses, or

@@ -107,8 +107,7 @@ impl<W> Connection<W> {
             return;
         }
         self.since = now;
-        self.window.shrink(self.fresh);
-        self.try_again(Status::RetryExceeded);
+        self.lost();
     }
 
     /// Congestion was met on the way to the peer.
@@ -116,18 +115,33 @@ impl<W> Connection<W> {
         self.window.shrink(self.fresh);
     }
 
-    /// Go back to the oldest packet that is not acknowledged, if there are tries left.
-    fn try_again(&mut self, otherwise: Status) {
+    /// A packet was lost: go back to the oldest one that is not acknowledged, if there are tries left.
+    fn lost(&mut self) {
+        self.window.shrink(self.fresh);
         if self.unacked == self.fresh {
             return;
         }
         if self.tries == 0 {
             let seq = self.oldest();
-            self.fail(seq, otherwise);
+            self.fail(seq, Status::RetryExceeded);
         } else {
             self.tries -= 1;
             self.go_back();
         }
+    }
+
+    /// A packet of an answer was lost: ask again, once until there is progress.
+    fn answer_lost(&mut self) {
+        if !std::mem::replace(&mut self.asked_again, true) {
+            self.lost();
+        }
+    }
+
+    /// The work request that is started and not complete and has this packet.
+    fn started(&self, psn: u32) -> Option<usize> {
+        self.sq
+            .iter()
+            .position(|e| e.progress == Progress::Started && e.contains(psn))
     }
 
     /// The oldest work request that is started and not complete.
@@ -139,11 +153,7 @@ impl<W> Connection<W> {
     /// The next packet sent is the oldest that is not acknowledged.
     fn go_back(&mut self) {
         let unacked = self.unacked;
-        let index = self
-            .sq
-            .iter()
-            .position(|e| e.packets > 0 && e.progress != Progress::Queued && e.contains(unacked));
-        if let Some(index) = index {
+        if let Some(index) = self.started(unacked) {
             self.next = self.base + index as u64;
             self.packet = distance(unacked, self.sq[index].first).cast_unsigned();
             self.psn = unacked;
@@ -203,10 +213,8 @@ impl<W> Connection<W> {
             }
         }
         self.progressed(now, reached);
-        if !whole && !self.asked_again {
-            self.asked_again = true;
-            self.window.shrink(self.fresh);
-            self.try_again(Status::RetryExceeded);
+        if !whole {
+            self.answer_lost();
         }
         whole
     }
@@ -247,8 +255,7 @@ impl<W> Connection<W> {
     fn resend_from(&mut self, now: Now, psn: u32) {
         if self.acked_up_to(now, psn) && psn == self.unacked {
             self.since = now;
-            self.window.shrink(self.fresh);
-            self.try_again(Status::RetryExceeded);
+            self.lost();
         }
     }
 
@@ -271,21 +278,14 @@ impl<W> Connection<W> {
 
     fn refused(&mut self, now: Now, psn: u32, code: NakCode) {
         self.acked_up_to(now, psn);
-        let named = self
-            .sq
-            .iter()
-            .position(|e| e.progress == Progress::Started && e.packets > 0 && e.contains(psn));
-        if let Some(index) = named {
+        if let Some(index) = self.started(psn) {
             self.fail(self.base + index as u64, Status::Refused(code));
         }
     }
 
     /// The Read or atomic whose answer this packet is, if the earlier ones are complete.
     fn answered(&mut self, now: Now, psn: u32, atomic: bool) -> Option<usize> {
-        let index = self
-            .sq
-            .iter()
-            .position(|e| e.progress == Progress::Started && e.packets > 0 && e.contains(psn))?;
+        let index = self.started(psn)?;
         let entry = &self.sq[index];
         if atomic != matches!(entry.wr.op, Op::Atomic { .. }) || !entry.wr.op.is_answered() {
             return None;
@@ -300,12 +300,7 @@ impl<W> Connection<W> {
             0 => Some(index),
             ..0 => None,
             _ => {
-                // A packet of the answer was lost.
-                if !self.asked_again {
-                    self.asked_again = true;
-                    self.window.shrink(self.fresh);
-                    self.try_again(Status::RetryExceeded);
-                }
+                self.answer_lost();
                 None
             }
         }

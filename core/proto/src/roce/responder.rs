@@ -27,12 +27,6 @@ pub(super) enum Open {
     },
 }
 
-impl Open {
-    pub(super) const fn is_send(self) -> bool {
-        matches!(self, Open::Send { .. })
-    }
-}
-
 /// The effects of the packet that the caller works on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pending {
@@ -508,11 +502,9 @@ impl<W> Connection<W> {
                     first: true,
                     again: true,
                 };
-                let end = ahead(first, packets);
-                let in_progress = self.out.iter_mut().find(|out| {
-                    matches!(out, Out::Read { psn, .. }
-                        if distance(*psn, first) >= 0 && distance(*psn, end) < 0)
-                });
+                let in_progress = self.out.iter_mut().find(
+                    |out| matches!(out, Out::Read { psn, .. } if is_within(*psn, first, packets)),
+                );
                 match in_progress {
                     Some(out) => *out = answer,
                     None => self.out.push_back(answer),

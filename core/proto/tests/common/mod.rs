@@ -137,3 +137,23 @@ pub(crate) fn received(len: u32) -> Option<Event> {
         immediate: None,
     })
 }
+
+/// Random numbers of a seed, which is not 0.
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub(crate) fn percent(&mut self, n: u64) -> bool {
+        self.below(100) < n
+    }
+}
