@@ -11,6 +11,7 @@ use std::sync::{Once, OnceLock};
 use weft_ring::Role;
 use weft_run::folder::{self, Acceptor, View};
 use weft_run::meet::{Ends, Why};
+use weft_run::peers::User;
 use weft_sys::diag;
 use weft_sys::settings::LOCAL_DIR;
 
@@ -80,7 +81,7 @@ fn dial(fd: c_int, path: &Path, view: &View<'_>, slow: &mut Slow) -> Result<Opti
     if found.may_be_another && !diag::tcp_sharers(borrowed(fd)).is_ok_and(|n| n == 1) {
         return Err(Why::NotConfirmed);
     }
-    let (stream, segment) = new_stream(false)?;
+    let (stream, segment) = new_stream(User::Own)?;
     let (ours, theirs) = bell::pair().ok_or(Why::System)?;
     found.link.offer(wire, segment.as_fd(), theirs.as_fd())?;
     made((stream, Role::Initiator, ours), fd, None, None)
@@ -100,6 +101,6 @@ fn accept(fd: c_int, path: PathBuf, view: &View<'_>, slow: &mut Slow) -> Result<
     let Some(offer) = acceptor.look(borrowed(listener), view)? else {
         return Ok(None);
     };
-    let stream = open_stream(offer.segment, false)?;
+    let stream = open_stream(offer.segment, User::Own)?;
     made((stream, Role::Responder, offer.bell), fd, None, None)
 }

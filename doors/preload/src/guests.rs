@@ -22,7 +22,7 @@ pub(crate) fn peers() -> &'static Peers {
 /// Counts a peer of another user, and names it in the ledger. Under the lock of [`big`](crate::conn::big).
 pub(crate) fn count_in(row: &Row, user: User) -> Result<Option<Guest>, Why> {
     match user {
-        User::Own => Ok(None),
+        User::Own | User::Unseen => Ok(None),
         User::Other(uid) => {
             row.put(Word::PeerUser, 1 + u64::from(uid));
             GUESTS.enter(uid).map(Some).ok_or(Why::TooMany)

@@ -192,11 +192,12 @@ fn offer(conn: &Conn, fd: c_int, dialled: Dialled<c_int>) -> Result<Option<Chan>
     let Some(peer) = meet::peer(borrowed(fd), guests::peers())? else {
         return Ok(None);
     };
-    let guest = count_in(&conn.row, dialled.agree(&peer)?)?;
-    let (stream, segment) = new_stream(guest.is_some())?;
+    let user = dialled.agree(&peer)?;
+    let guest = count_in(&conn.row, user)?;
+    let (stream, segment) = new_stream(user)?;
     meet::offer(&wire, borrowed(fd), peer.cookie, segment.as_fd())?;
-    let process = meet::peer_process(&wire);
-    made((stream, Role::Initiator, wire), fd, Some(process), guest)
+    let process = (user == User::Own).then(|| meet::peer_process(&wire));
+    made((stream, Role::Initiator, wire), fd, process, guest)
 }
 
 /// The responder's part.
@@ -217,13 +218,9 @@ fn take(conn: &'static Conn, fd: c_int, ends: &Ends, big: &Big) -> Result<Option
         return Ok(None);
     };
     let guest = count_in(&conn.row, offer.user)?;
-    let stream = open_stream(offer.segment, guest.is_some())?;
-    made(
-        (stream, Role::Responder, offer.bell),
-        fd,
-        Some(offer.process),
-        guest,
-    )
+    let stream = open_stream(offer.segment, offer.user)?;
+    let process = (offer.user == User::Own).then_some(offer.process);
+    made((stream, Role::Responder, offer.bell), fd, process, guest)
 }
 
 /// From here on the peer can follow what we send over TCP. Only when no send is under way, and the kernel has the count that we have. `false`: not yet.

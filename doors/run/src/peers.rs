@@ -29,17 +29,20 @@ impl Default for Peers {
 pub enum User {
     /// Ours.
     Own,
+    /// The number is ours, and the kernel does not show whether the user namespace is: the process is gone, has more rights than we have, or is not dumpable.
+    /// It may see us as its own user, so its segment is as one of ours. It is lent no memory.
+    Unseen,
     /// Another one that we have named, by its number in our user namespace.
     Other(u32),
 }
 
 impl User {
-    /// Of two statements about one peer: it is of our own user only if both say so.
+    /// Of two statements about one peer, the one that trusts it less.
     #[must_use]
     pub fn and(self, other: User) -> User {
-        match self {
-            User::Own => other,
-            User::Other(_) => self,
+        match (self, other) {
+            (User::Own, user) | (User::Unseen, user @ User::Other(_)) => user,
+            _ => self,
         }
     }
 }
@@ -79,8 +82,7 @@ impl Peers {
         }
     }
 
-    /// The same of a process: one of our user in another user namespace is no more to us than one of another user. Where the kernel does not show the
-    /// namespace, because the process is gone, has more rights than we have, or is not dumpable, it is met, and treated as another user's.
+    /// The same of a process: one of our user in another user namespace is no more to us than one of another user.
     #[must_use]
     pub fn judge_process(&self, uid: u32, process: Option<BorrowedFd<'_>>) -> Option<User> {
         match self.judge(uid)? {
@@ -89,10 +91,10 @@ impl Peers {
                 match shown.and_then(Result::ok) {
                     Some(true) => Some(User::Own),
                     Some(false) => self.names(uid).then_some(User::Other(uid)),
-                    None => Some(User::Other(uid)),
+                    None => Some(User::Unseen),
                 }
             }
-            other @ User::Other(_) => Some(other),
+            other => Some(other),
         }
     }
 }
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_namespace_is_not_known_is_as_another_users() {
+    fn a_process_of_our_number_whose_namespace_is_not_known_is_met() {
         let (own, peers) = (process::uid(), Peers::default());
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let gone = process::pidfd_open(child.id()).unwrap();
@@ -225,10 +227,20 @@ mod tests {
         let ours = process::pidfd_open(std::process::id()).unwrap();
         for (process, is) in [
             (Some(ours.as_fd()), User::Own),
-            (Some(gone.as_fd()), User::Other(own)),
-            (None, User::Other(own)),
+            (Some(gone.as_fd()), User::Unseen),
+            (None, User::Unseen),
         ] {
             assert_eq!(peers.judge_process(own, process), Some(is), "{process:?}");
+        }
+    }
+
+    #[test]
+    fn of_two_statements_the_one_that_trusts_less_counts() {
+        let order = [User::Own, User::Unseen, User::Other(7)];
+        for (i, one) in order.into_iter().enumerate() {
+            for (j, other) in order.into_iter().enumerate() {
+                assert_eq!(one.and(other), order[i.max(j)]);
+            }
         }
     }
 

@@ -110,3 +110,32 @@ fn memory_is_lent_to_no_other_user() {
         }
     }
 }
+
+/// A server that becomes another user after it has started, or has rights that its clients lack, is such a process.
+#[test]
+fn processes_of_our_user_that_the_kernel_does_not_show_are_peers() {
+    if !can_be_others() {
+        return;
+    }
+    let script = |is_shown: bool| if is_shown { "" } else { "undumpable.py " };
+    for (server_shown, client_shown) in [(false, true), (true, false), (false, false)] {
+        // Either of them makes the segment.
+        for is_swapped in [false, true] {
+            let (one, other) = (free_port(), free_port());
+            let (low, high) = (one.min(other), one.max(other));
+            let (port, from) = if is_swapped { (high, low) } else { (low, high) };
+            let line = |side: &str, is_shown| {
+                let script = python(&format!("{}named.py", script(is_shown)));
+                by(USERS[0], &format!("{script} {side} {port} {from}"))
+            };
+            let serving = weft().start(&line("server", server_shown)).listens(port);
+            let done = weft().run(&line("client", client_shown));
+            done.good().says("all bytes came back");
+            let served = serving.end();
+            for side in [&served, &done] {
+                assert_eq!(switched(&side.text), 1, "{}", side.show());
+                side.never_says("the peer is of user");
+            }
+        }
+    }
+}

@@ -86,6 +86,16 @@ impl Stream {
         Stream::open(fd)
     }
 
+    /// As [`Stream::open`], and allocates all of its memory, as [`Stream::create_filled`] does.
+    ///
+    /// # Errors
+    /// As there, and `ENOMEM` and `ENOSPC` if there is not enough.
+    pub fn open_filling(fd: OwnedFd) -> Result<Stream, OpenError> {
+        let stream = File::open(&KIND, &fd).map(Stream::new)?;
+        memfd::fill(fd, stream.file.map.len() as u64)?;
+        Ok(stream)
+    }
+
     /// Bytes that each direction's ring holds.
     #[inline]
     pub fn capacity(&self) -> usize {
