@@ -146,7 +146,7 @@ pub fn take_rights(fd: impl AsFd, on: bool) -> bool {
     set_option(fd.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, &on).is_ok()
 }
 
-/// Whether what waits to be received has no descriptors. Says yes of at most 64 KiB.
+/// Whether what waits to be received has no descriptors. Says yes of at most 64 KiB. None of them becomes one of this process.
 ///
 /// # Errors
 /// Those of `ioctl(2)` and `recv(2)`.
@@ -157,12 +157,12 @@ pub fn has_no_rights(fd: impl AsFd) -> io::Result<bool> {
     let waiting = rustix::io::ioctl_fionread(&fd)?;
     let mut bytes = vec![0; 64 << 10];
     // Also of an empty queue: after this no send is under way that was let in before.
-    let seen = match recv_as(&fd, &mut bytes, 1, libc::MSG_PEEK) {
-        Ok(None) => 0,
-        Ok(Some(packet)) if packet.fds.is_empty() => packet.len,
+    let seen = match recv_beside(&fd, &mut bytes, &mut [], libc::MSG_PEEK) {
+        Ok(seen) if seen.is_cut => return Ok(false),
+        Ok(seen) => seen.len,
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
         Err(e) if e.kind() == io::ErrorKind::ConnectionReset => 0,
-        _ => return Ok(false),
+        Err(_) => return Ok(false),
     };
     Ok(seen as u64 >= waiting)
 }
@@ -298,14 +298,18 @@ pub fn send_with_fds(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
 /// The same, with our process and effective user and group: the kernel sees to it that they are ours.
 ///
 /// # Errors
-/// As [`send_with_fds`]; `InvalidInput` too when our user namespace does not know our user or group.
+/// As [`send_with_fds`]; `InvalidInput` too when our user namespace does not know our user.
 pub fn send_signed(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let ourselves = UCred {
         pid: rustix::process::getpid(),
         uid: rustix::process::geteuid(),
         gid: rustix::process::getegid(),
     };
-    send(fd.as_fd(), bytes, fds, Some(ourselves))
+    match send(fd.as_fd(), bytes, fds, Some(ourselves)) {
+        // The group has no number in our user namespace. Then the kernel names the real user and group.
+        Err(e) if e.kind() == io::ErrorKind::InvalidInput => send(fd.as_fd(), bytes, fds, None),
+        sent => sent,
+    }
 }
 
 fn send(
@@ -349,6 +353,8 @@ pub struct Packet {
     pub fds: Vec<OwnedFd>,
     /// Who sent it; `None` unless [`ask_for_senders`] asks.
     pub sender: Option<Sender>,
+    /// There were more bytes or descriptors than it has; only of [`peek`].
+    pub is_cut: bool,
 }
 
 /// The sender of a message, when it was sent.
@@ -378,13 +384,17 @@ pub fn recv_with_fds(
 /// `WouldBlock` when nothing has arrived; `InvalidData` when the message does not fit `buf` or came with more
 /// descriptors: those that came are closed.
 pub fn recv(fd: impl AsFd, buf: &mut [u8], max_fds: usize) -> io::Result<Option<Packet>> {
-    recv_as(fd, buf, max_fds, 0)
+    match recv_as(fd, buf, max_fds, 0)? {
+        Some(packet) if packet.is_cut => Err(io::ErrorKind::InvalidData.into()),
+        packet => Ok(packet),
+    }
 }
 
-/// The same, and the message stays: its descriptors are duplicates, whose `close` does nothing yet.
+/// The same, and the message stays: its descriptors are duplicates. A message that is cut is no error, so that its descriptors are the caller's: each `close`
+/// of a file can take long, also that of a duplicate (`flush` of FUSE).
 ///
 /// # Errors
-/// As [`recv`].
+/// As [`recv`], but `InvalidData`.
 pub fn peek(fd: impl AsFd, buf: &mut [u8], max_fds: usize) -> io::Result<Option<Packet>> {
     recv_as(fd, buf, max_fds, libc::MSG_PEEK)
 }
@@ -395,8 +405,9 @@ fn recv_as(
     max_fds: usize,
     how: libc::c_int,
 ) -> io::Result<Option<Packet>> {
+    let max_fds = max_fds.min(MAX_FDS);
     let sizes = [
-        max_fds.min(MAX_FDS) * size_of::<RawFd>(),
+        max_fds * size_of::<RawFd>(),
         size_of::<libc::ucred>(),
         size_of::<RawFd>(),
     ];
@@ -404,6 +415,18 @@ fn recv_as(
     let room = sizes.map(|size| unsafe { libc::CMSG_SPACE(size as u32) } as usize);
     // Aligned as headers are.
     let mut control = vec![0_u64; room.iter().sum::<usize>().div_ceil(8)];
+    let got = recv_beside(fd, buf, &mut control, how)?;
+    let is_cut = got.is_cut || got.fds.len() > max_fds;
+    Ok((got.len != 0).then_some(Packet { is_cut, ..got }))
+}
+
+/// What comes beside the message has this room; without any, no descriptor comes.
+fn recv_beside(
+    fd: impl AsFd,
+    buf: &mut [u8],
+    control: &mut [u64],
+    how: libc::c_int,
+) -> io::Result<Packet> {
     let iov = libc::iovec {
         iov_base: buf.as_mut_ptr().cast(),
         iov_len: buf.len(),
@@ -413,17 +436,19 @@ fn recv_as(
     m.msg_iov = (&raw const iov).cast_mut();
     m.msg_iovlen = 1;
     m.msg_control = control.as_mut_ptr().cast();
-    m.msg_controllen = size_of_val(control.as_slice()) as _;
+    m.msg_controllen = size_of_val(control) as _;
     let fd = fd.as_fd().as_raw_fd();
     let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT | how;
     // SAFETY: the message points at buffers that outlive the call, with their lengths.
     let len = retry(|| unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut m, flags) })?;
     // SAFETY: the kernel has just filled it, and nothing else takes the descriptors out of it.
     let (fds, sender) = unsafe { ancillary(&m) };
-    if m.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) != 0 || fds.len() > max_fds {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    Ok((len != 0).then_some(Packet { len, fds, sender }))
+    Ok(Packet {
+        len,
+        fds,
+        sender,
+        is_cut: m.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) != 0,
+    })
 }
 
 /// Takes out what came beside a message.

@@ -15,9 +15,10 @@ use weft_run::connection::Phase;
 use weft_run::gate::Gate;
 use weft_run::hosts::Beginning;
 use weft_run::ledger::Word;
-use weft_run::meet::{Dialled, Ends, Pending, Why};
+use weft_run::meet::{Dialled, Ends, Pending, Why, Wire};
 
 use crate::chan::Chan;
+use crate::hidden::Own;
 use crate::ledger::Row;
 use crate::meeting::Meeting;
 use crate::private::{self, Guards, Held, Private};
@@ -136,7 +137,7 @@ impl Reg {
 pub(crate) struct Slow {
     pub(crate) ends: Option<Ends>,
     pub(crate) listener: Option<c_int>,
-    pub(crate) pending: Pending,
+    pub(crate) pending: Pending<Own>,
     /// The wire to the responder, hidden, until there is a channel.
     pub(crate) dialled: Option<Dialled<c_int>>,
     /// The meeting through a folder, until there is a channel.
@@ -153,21 +154,27 @@ pub(crate) struct Slow {
 impl Slow {
     /// The hidden descriptors that are needed to find the peer, by their numbers.
     pub(crate) fn wires(&mut self) -> impl Iterator<Item = &mut c_int> {
-        let by_folder = match &mut self.meeting {
-            Some(Meeting::Dialler(wire, _)) => Some(wire),
-            _ => None,
-        };
+        let by_folder = self.meeting.iter_mut().flat_map(Meeting::wires);
+        let pending = self.pending.iter_mut().filter_map(Wire::descriptor);
         let dialled = self.dialled.as_mut().map(|dialled| &mut dialled.wire);
-        let others = [self.listener.as_mut(), self.wire.as_mut()];
-        others.into_iter().chain([dialled, by_folder]).flatten()
+        let others = [self.listener.as_mut(), self.wire.as_mut(), dialled];
+        let others = others.into_iter().flatten();
+        others.chain(by_folder).chain(pending.map(|own| &mut own.0))
+    }
+
+    /// Whether the next step of a meeting is due.
+    pub(crate) fn is_meeting(&self) -> bool {
+        let by_folder = self.meeting.as_ref().is_some_and(Meeting::is_under_way);
+        self.dialled.is_some() || !self.pending.is_empty() || by_folder
     }
 
     /// Closes the descriptors that are needed to find the peer.
     pub(crate) fn close_wires(&mut self) {
-        self.wires().for_each(|fd| hidden::close(*fd));
+        // These close theirs themselves.
         self.pending.clear();
-        (self.listener, self.wire) = (None, None);
-        (self.dialled, self.meeting) = (None, None);
+        self.meeting = None;
+        self.wires().for_each(|fd| hidden::close(*fd));
+        (self.listener, self.wire, self.dialled) = (None, None, None);
     }
 }
 
@@ -191,6 +198,8 @@ pub(crate) struct Conn {
     pub(crate) in_rx: AtomicU32,
     /// The broker has been asked for the peer's host, and has not answered yet.
     pub(crate) asked: AtomicBool,
+    /// The next step of a meeting is due.
+    pub(crate) meets: AtomicBool,
     /// By `connect`, not by `accept`.
     pub(crate) dialled: AtomicBool,
     /// The [`Chan::follow_key`] that our registrations in epoll sets follow. Another process that shares the socket may have changed it.
@@ -485,6 +494,7 @@ impl Conn {
         self.gate.reset();
         self.dialled.store(false, Relaxed);
         self.asked.store(false, Relaxed);
+        self.meets.store(false, Relaxed);
         self.shared.store(null_mut(), Relaxed);
         let mut closed = CLOSED.lock();
         closed.kept.retain(|kept| !std::ptr::eq(*kept, self));

@@ -18,7 +18,7 @@ use weft_sys::settings::LOCAL_DIR;
 use crate::bell;
 use crate::chan::Chan;
 use crate::conn::{self, Big, Conn, Slow};
-use crate::hidden;
+use crate::hidden::{self, Own};
 use crate::kernel::borrowed;
 use crate::meeting::{Meeting, SocketFile};
 use crate::peer::{made, new_stream, open_stream};
@@ -60,21 +60,19 @@ pub(crate) fn look(conn: &Conn, fd: c_int, ends: Ends, big: &Big) -> Result<Opti
 }
 
 fn dial(fd: c_int, path: &Path, view: &View<'_>, slow: &mut Slow) -> Result<Option<Chan>, Why> {
-    let Some(Meeting::Dialler(raw, dialled)) = &slow.meeting else {
+    let Some(Meeting::Dialler(wire, dialled)) = &slow.meeting else {
         if let Some((wire, dialled)) = folder::dial(path, view)? {
-            let wire = hidden::hide(wire).ok_or(Why::Descriptors)?;
+            let wire = Own::new(wire).ok_or(Why::Descriptors)?;
             slow.meeting = Some(Meeting::Dialler(wire, dialled));
         }
         return Ok(None);
     };
-    let (raw, wire) = (*raw, borrowed(*raw));
     let found = match folder::answered(wire, dialled, view) {
         Ok(None) => return Ok(None),
         Ok(Some(found)) => found,
         // Another connection had the name, or the acceptor has too many diallers: the next look dials again.
         Err(_) => {
             slow.meeting = None;
-            hidden::close(raw);
             return Ok(None);
         }
     };

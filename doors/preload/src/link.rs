@@ -33,7 +33,8 @@ pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
     {
         return;
     }
-    if pace::is_due(n) || (n.is_multiple_of(pace::ANSWER) && conn.asked.load(Relaxed)) {
+    let is_expected = || conn.asked.load(Relaxed) || conn.meets.load(Relaxed);
+    if pace::is_due(n) || (n.is_multiple_of(pace::ANSWER) && is_expected()) {
         look(conn, fd, n, inside);
     }
 }
@@ -94,6 +95,9 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         }
         made => made,
     };
+    let is_meeting = conn.slow(&big).is_meeting();
+    conn.meets.store(is_meeting, Relaxed);
+    let is_last = n >= pace::LAST_STEP || n >= pace::LAST_LOOK && !is_meeting;
     match made {
         Ok(Some(chan)) => {
             conn.note(Why::None);
@@ -103,15 +107,12 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
             drop(big);
             join(conn, inside);
         }
-        Ok(None) if n >= pace::LAST_LOOK => give_up(conn, Why::NoPeer, &big),
+        Ok(None) if is_last => give_up(conn, Why::NoPeer, &big),
         Ok(None) if (is_local || by_folder) && n >= LATE_LOOK => conn.note(Why::NoPeer),
         Ok(None) if is_local || by_folder => conn.note(Why::NotYet),
         Ok(None) => {}
         // Who has the name may let it go. In a folder that user need not be the peer's.
-        Err(why)
-            if n < pace::LAST_LOOK
-                && (why == Why::NameTaken || by_folder && why == Why::OtherUser) =>
-        {
+        Err(why) if !is_last && (why == Why::NameTaken || by_folder && why == Why::OtherUser) => {
             conn.note(why);
         }
         Err(why) => give_up(conn, why, &big),
@@ -177,9 +178,9 @@ fn dial(conn: &Conn, fd: c_int, ends: &Ends, big: &Big) -> Result<Option<Chan>, 
             slow.dialled = Some(dialled);
             Ok(None)
         }
-        Some(true) => offer(conn, fd, dialled),
+        Some(true) if dialled.is_current() => offer(conn, fd, dialled),
         // The next look dials again.
-        Some(false) => {
+        Some(_) => {
             hidden::close(dialled.wire);
             Ok(None)
         }

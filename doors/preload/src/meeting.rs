@@ -5,16 +5,36 @@ use std::path::PathBuf;
 
 use weft_run::folder::{Acceptor, Dialled};
 
+use crate::hidden::Own;
 use crate::lock;
 
 #[derive(Debug)]
 pub(crate) enum Meeting {
-    /// With the wire, hidden.
-    Dialler(c_int, Dialled),
+    Dialler(Own, Dialled),
     Acceptor(
         #[expect(dead_code, reason = "it is removed with the meeting")] SocketFile,
-        Acceptor,
+        Acceptor<Own>,
     ),
+}
+
+impl Meeting {
+    /// The numbers of its wires.
+    pub(crate) fn wires(&mut self) -> impl Iterator<Item = &mut c_int> {
+        let (dialled, accepted) = match self {
+            Meeting::Dialler(wire, _) => (Some(wire), None),
+            Meeting::Acceptor(_, acceptor) => (None, Some(acceptor.wires())),
+        };
+        let wires = dialled.into_iter().chain(accepted.into_iter().flatten());
+        wires.map(|own| &mut own.0)
+    }
+
+    /// Whether its next step is due.
+    pub(crate) fn is_under_way(&self) -> bool {
+        match self {
+            Meeting::Dialler(..) => true,
+            Meeting::Acceptor(_, acceptor) => acceptor.has_diallers(),
+        }
+    }
 }
 
 /// The listening socket's file, which is removed with this.

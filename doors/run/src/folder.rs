@@ -22,7 +22,7 @@ use weft_sys::unix::{self, Kind, Name};
 
 use crate::addr::{ADDR, get_addr, put_addr};
 use crate::hosts::Beginning;
-use crate::meet::{Ends, Offer, Why, behind};
+use crate::meet::{Ends, Hidden, Offer, Why, behind};
 use crate::peers::{Peers, User};
 use crate::proof::{DIGEST, Prover, common, digest, is_enough};
 
@@ -269,19 +269,38 @@ pub fn sweep(folder: &Path) {
 }
 
 /// An acceptor, beside its listener.
-#[derive(Debug, Default)]
-pub struct Acceptor {
-    waiting: Vec<Waiting>,
+#[derive(Debug)]
+pub struct Acceptor<W: Hidden> {
+    waiting: Vec<Waiting<W>>,
 }
 
 #[derive(Debug)]
-struct Waiting {
-    wire: OwnedFd,
+struct Waiting<W> {
+    wire: W,
     /// What it has been asked to prove: the nonces, and the lengths.
     asked: Option<([[u8; 32]; 2], [u8; 2])>,
 }
 
-impl Acceptor {
+impl<W: Hidden> Default for Acceptor<W> {
+    fn default() -> Acceptor<W> {
+        Acceptor {
+            waiting: Vec::new(),
+        }
+    }
+}
+
+impl<W: Hidden> Acceptor<W> {
+    /// The wires of diallers.
+    pub fn wires(&mut self) -> impl Iterator<Item = &mut W> {
+        self.waiting.iter_mut().map(|one| &mut one.wire)
+    }
+
+    /// Whether there are any.
+    #[must_use]
+    pub fn has_diallers(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Answers diallers, and returns the offer of one that has proved that it is the connection's other end.
     pub fn look(&mut self, listener: impl AsFd, view: &View<'_>) -> Result<Option<Offer>, Why> {
         for _ in 0..2 * MOST_WAITING {
@@ -292,6 +311,7 @@ impl Acceptor {
             if !is_ours(&wire)? {
                 continue;
             }
+            let wire = W::hide(wire).ok_or(Why::Descriptors)?;
             unix::take_rights(&wire, true);
             if self.waiting.len() == MOST_WAITING {
                 self.waiting.remove(0);
@@ -311,7 +331,7 @@ impl Acceptor {
     }
 }
 
-impl Waiting {
+impl<W: Hidden> Waiting<W> {
     /// Its next message. Fails if it is not the peer.
     fn next(&mut self, view: &View<'_>) -> Result<Option<Offer>, Why> {
         let Some((nonces, lens)) = self.asked else {
@@ -416,7 +436,7 @@ mod tests {
         };
         let listener = listen(&there).unwrap();
         assert_eq!(listen(&there).err(), Some(Why::NameTaken));
-        let mut acceptor = Acceptor::default();
+        let mut acceptor = Acceptor::<OwnedFd>::default();
         let mut look = || acceptor.look(&listener, &theirs);
         assert!(look()?.is_none());
         let Some((wire, dialled)) = dial(&at, &ours)? else {
@@ -538,7 +558,7 @@ mod tests {
         };
         let at = name(folder.path(), &view).unwrap();
         let listener = listen(&at).unwrap();
-        let mut acceptor = Acceptor::default();
+        let mut acceptor = Acceptor::<OwnedFd>::default();
         let (bell, _other) = UnixStream::pair().unwrap();
         let mut hello = [0; HELLO];
         hello[..8].copy_from_slice(&MAGIC);

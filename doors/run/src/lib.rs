@@ -19,3 +19,4 @@ pub mod peers;
 pub mod preload;
 pub mod proof;
 pub mod sandbox;
+mod wire;

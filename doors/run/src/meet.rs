@@ -8,24 +8,26 @@
 //! earlier connection of the same addresses. All that the kernel names have to be one user, which is one of [`Peers`].
 //!
 //! To close a descriptor can take any time (`SO_LINGER`, a file of FUSE). So nobody's messages bring descriptors but those of a dialler that was let in
-//! (`SO_PASSRIGHTS`, Linux 6.16). One that has sent others than a sealed memory file is [kept](Wire) with them until the process ends.
+//! (`SO_PASSRIGHTS`, Linux 6.16). One that has sent others than a sealed memory file is [kept](Wire) with them until the process ends. Where the file is one
+//! of FUSE, the end of the process waits for it.
 
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
 
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use weft_ring::Role;
 use weft_sys::unix::{self, Kind, Name};
-use weft_sys::{diag, memfd, process, tcp};
+use weft_sys::{diag, process, tcp};
 
 use crate::peers::{Peers, User};
+pub use crate::wire::{Hidden, Wire};
+use crate::wire::{LET_IN, strangers};
 
 const MAGIC: [u8; 8] = *b"weftrun1";
 const OFFER: usize = 8 + 8 + 8;
-/// What the responder sends to a dialler that may make its offer.
-const LET_IN: u8 = b'+';
 
 /// Why two ends do not meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -281,17 +283,24 @@ pub struct Dialled<W> {
     /// The user behind it, by number.
     uid: u32,
     user: User,
+    /// Our own user when it was dialled.
+    own: u32,
 }
 
 impl<W> Dialled<W> {
     /// The same with the wire in another form.
     pub fn map<V>(self, to: impl FnOnce(W) -> Option<V>) -> Option<Dialled<V>> {
-        let Dialled { wire, uid, user } = self;
         Some(Dialled {
-            wire: to(wire)?,
-            uid,
-            user,
+            wire: to(self.wire)?,
+            uid: self.uid,
+            user: self.user,
+            own: self.own,
         })
+    }
+
+    /// Whether we are the user still that has dialled: the responder takes an offer of that user only.
+    pub fn is_current(&self) -> bool {
+        self.own == process::uid()
     }
 
     /// What the responder is to us, if it is of the user that has the connection's other end.
@@ -307,6 +316,7 @@ impl<W> Dialled<W> {
 
 /// Dials the responder. `None` when nobody listens.
 pub fn dial(ends: &Ends, peers: &Peers) -> Result<Option<Dialled<OwnedFd>>, Why> {
+    let own = process::uid();
     let wire = match unix::connect_to_stranger(Name::Abstract(&ends.name()), Kind::Stream) {
         Ok(wire) => wire,
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
@@ -316,15 +326,21 @@ pub fn dial(ends: &Ends, peers: &Peers) -> Result<Option<Dialled<OwnedFd>>, Why>
     };
     let (uid, user) = behind(&wire, peers)?;
     let user = user.ok_or(Why::NameTaken)?;
-    Ok(Some(Dialled { wire, uid, user }))
+    Ok(Some(Dialled {
+        wire,
+        uid,
+        user,
+        own,
+    }))
 }
 
 /// Whether the responder lets us make our offer; `None`: not yet.
 pub fn is_let_in(wire: impl AsFd) -> Option<bool> {
     let mut byte = [0];
-    match unix::recv(wire, &mut byte, 0) {
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => None,
-        Ok(Some(_)) => Some(byte == [LET_IN]),
+    // By this call no descriptor comes.
+    match rustix::net::recv(wire, &mut byte, RecvFlags::DONTWAIT) {
+        Err(Errno::AGAIN) => None,
+        Ok((1, _)) => Some(byte == [LET_IN]),
         _ => Some(false),
     }
 }
@@ -332,13 +348,18 @@ pub fn is_let_in(wire: impl AsFd) -> Option<bool> {
 /// The user whose process has made the other end of a wire: its number, and what it is to us. `None`: we do not meet it.
 pub(crate) fn behind(wire: impl AsFd, peers: &Peers) -> Result<(u32, Option<User>), Why> {
     let cred = unix::peer_cred(&wire).map_err(|_| Why::System)?;
-    let process = unix::peer_process(&wire).ok();
+    let process = unix::peer_process(&wire);
     Ok((cred.uid, judge(peers, cred, process)))
 }
 
-fn judge(peers: &Peers, cred: unix::Cred, process: Option<OwnedFd>) -> Option<User> {
-    let by_number = || cred.pid.and_then(|pid| process::pidfd_open(pid).ok());
-    let process = process.or_else(by_number);
+fn judge(peers: &Peers, cred: unix::Cred, process: io::Result<OwnedFd>) -> Option<User> {
+    let process = match process {
+        // Before Linux 6.5. Later a process without a descriptor has ended, and its number may be another's.
+        Err(e) if e.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => {
+            cred.pid.and_then(|pid| process::pidfd_open(pid).ok())
+        }
+        process => process.ok(),
+    };
     peers.judge_process(cred.uid, process.as_ref().map(AsFd::as_fd))
 }
 
@@ -411,71 +432,17 @@ pub struct Offer {
     pub user: User,
 }
 
-/// Users that have sent what is slow to close.
-static BARRED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
-
-fn barred() -> std::sync::MutexGuard<'static, Vec<u32>> {
-    BARRED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A dialler that was let in. What it has sent may have descriptors of any kind: then it stays open until the process ends, and its user is met no more.
-#[derive(Debug)]
-pub struct Wire {
-    fd: Option<OwnedFd>,
-    uid: u32,
-    user: User,
-}
-
-impl Wire {
-    /// Lets the dialler in. `None`: it has gone.
-    fn let_in(fd: OwnedFd, uid: u32, user: User) -> Option<Wire> {
-        // Urgent data stays in its place.
-        rustix::net::sockopt::set_socket_oobinline(&fd, true).ok()?;
-        unix::take_rights(&fd, true);
-        unix::send_with_fds(&fd, &[LET_IN], &[]).ok()?;
-        let fd = Some(fd);
-        Some(Wire { fd, uid, user })
-    }
-
-    /// The wire as a bell, if nothing but bytes is in it.
-    fn into_bell(mut self) -> Result<OwnedFd, Why> {
-        let fd = self.fd.take_if(|fd| has_no_rights(fd));
-        fd.ok_or(Why::Impostor)
-    }
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        if let Some(fd) = self.fd.take()
-            && self.user != User::Own
-            && !has_no_rights(&fd)
-        {
-            std::mem::forget(fd);
-            let mut barred = barred();
-            if !barred.contains(&self.uid) {
-                barred.push(self.uid);
-            }
-        }
-    }
-}
-
-/// From now on no message with descriptors comes. Whether none waits.
-fn has_no_rights(wire: impl AsFd) -> bool {
-    unix::take_rights(&wire, false);
-    unix::has_no_rights(wire).unwrap_or(false)
-}
-
 /// Diallers that have come to the responder's socket and not sent an offer yet, the oldest first.
-pub type Pending = Vec<Wire>;
+pub type Pending<W> = Vec<Wire<W>>;
 
 /// Most of them. A dialler that has come later takes the place of the oldest.
 const MOST_PENDING: usize = 4;
 
 /// Checks the offers of diallers that have come to the responder's socket. `fd` is the responder's TCP socket. A dialler that is not of the user of the
 /// connection's other end costs nothing but its `accept`. One of our own user that is not the peer ends the search; one of another user does not.
-pub fn take(
+pub fn take<W: Hidden>(
     listener: impl AsFd,
-    pending: &mut Pending,
+    pending: &mut Pending<W>,
     fd: impl AsFd,
     peers: &Peers,
 ) -> Result<Option<Offer>, Why> {
@@ -484,6 +451,7 @@ pub fn take(
         let Some(wire) = unix::accept(&listener).map_err(|_| Why::System)? else {
             break;
         };
+        let wire = W::hide(wire).ok_or(Why::Descriptors)?;
         let (uid, user) = behind(&wire, peers)?;
         // None: it has closed the connection meanwhile.
         let Some(owner) = learn(&mut peer, &fd, peers)? else {
@@ -492,7 +460,7 @@ pub fn take(
         let Some(user) = user.filter(|_| uid == owner.uid && owner.user.is_some()) else {
             continue;
         };
-        if user != User::Own && barred().contains(&uid) {
+        if user != User::Own && strangers::is_barred(uid) {
             // Another process of our user may be the peer.
             if owner.user == Some(User::Own) {
                 continue;
@@ -507,7 +475,7 @@ pub fn take(
     for wire in std::mem::take(pending) {
         match hear(&wire, &fd, peers) {
             Ok(Heard::Offer(segment, process, user)) => {
-                let bell = wire.into_bell()?;
+                let bell = wire.into_bell().ok_or(Why::Impostor)?;
                 return Ok(Some(Offer {
                     segment,
                     bell,
@@ -518,7 +486,7 @@ pub fn take(
             Ok(Heard::Nothing) => pending.push(wire),
             // It has ended, or could not make its offer this time.
             Ok(Heard::End) => {}
-            Err(Why::Impostor) if wire.user != User::Own => {}
+            Err(Why::Impostor) if wire.user() != User::Own => {}
             Err(why) => return Err(why),
         }
     }
@@ -539,14 +507,10 @@ enum Heard {
     Offer(OwnedFd, u32, User),
 }
 
-/// Checks the offer of one dialler, and takes it if it is the peer's.
-fn hear(wire: &Wire, fd: impl AsFd, peers: &Peers) -> Result<Heard, Why> {
-    let Some(socket) = &wire.fd else {
-        return Ok(Heard::End);
-    };
+/// Takes the offer of one dialler, and checks it.
+fn hear<W: Hidden>(wire: &Wire<W>, fd: impl AsFd, peers: &Peers) -> Result<Heard, Why> {
     let mut bytes = [0; OFFER];
-    // As long as the message waits, nothing of what it has brought is closed.
-    let packet = match unix::peek(socket, &mut bytes, 1) {
+    let packet = match wire.receive(&mut bytes) {
         Ok(Some(packet)) => packet,
         Ok(None) => return Ok(Heard::End),
         Err(e) => {
@@ -567,20 +531,16 @@ fn hear(wire: &Wire, fd: impl AsFd, peers: &Peers) -> Result<Heard, Why> {
     let peer = peer(&fd, peers)?.ok_or(Why::Short)?;
     let owner = peer.user.ok_or(Why::OtherUser)?;
     let sender = packet.sender.ok_or(Why::Impostor)?;
-    if peer.cookie != theirs || peer.uid != wire.uid || sender.cred.uid != wire.uid {
+    if peer.cookie != theirs || [peer.uid, sender.cred.uid] != [wire.uid(); 2] {
         return Err(Why::Impostor);
     }
-    let signed = judge(peers, sender.cred, sender.pidfd).ok_or(Why::Impostor)?;
-    let one = |fds: Vec<OwnedFd>| <[OwnedFd; 1]>::try_from(fds).map_err(|_| Why::Impostor);
-    let [segment] = one(packet.fds)?;
-    memfd::check_sealed(&segment).map_err(|_| Why::Impostor)?;
-    // That was a look at the same message.
-    let taken = unix::recv(socket, &mut bytes, 1).map_err(|_| Why::System)?;
-    drop(taken);
+    let process = sender.pidfd.ok_or_else(|| wire.no_process());
+    let signed = judge(peers, sender.cred, process).ok_or(Why::Impostor)?;
+    let [segment] = <[OwnedFd; 1]>::try_from(packet.fds).map_err(|_| Why::Impostor)?;
     Ok(Heard::Offer(
         segment,
         sender.cred.pid.unwrap_or(0),
-        owner.and(wire.user).and(signed),
+        owner.and(wire.user()).and(signed),
     ))
 }
 
@@ -609,7 +569,7 @@ mod tests {
         cookie: u64,
         segment: &OwnedFd,
     ) -> Result<Option<Offer>, Why> {
-        let mut pending = Vec::new();
+        let mut pending = Pending::<OwnedFd>::new();
         let peers = Peers::default();
         let dialled = dial(&Ends::of(a).unwrap(), &peers).unwrap().unwrap();
         assert_eq!(is_let_in(&dialled.wire), None);
@@ -630,7 +590,12 @@ mod tests {
         assert_eq!(ends_a.role().peer(), ends_b.role());
         assert!(dial(&ends_a, &Peers::default()).unwrap().is_none());
         let listener = listen(&ends_b).unwrap();
-        let none = take(&listener, &mut Vec::new(), &b, &Peers::default());
+        let none = take(
+            &listener,
+            &mut Pending::<OwnedFd>::new(),
+            &b,
+            &Peers::default(),
+        );
         assert!(none.unwrap().is_none());
         let (_segment, fd) = Stream::create(1 << 16).unwrap();
         let got = offered([&a, &b, &a], &listener, cookie_of_peer(&a), &fd);
@@ -664,7 +629,7 @@ mod tests {
         let (a, b) = pair();
         let (ends, peers) = (Ends::of(&a).unwrap(), Peers::default());
         let listener = listen(&Ends::of(&b).unwrap()).unwrap();
-        let mut pending = Vec::new();
+        let mut pending = Pending::<OwnedFd>::new();
         let mut look = || take(&listener, &mut pending, &b, &peers);
         drop(dial(&ends, &peers).unwrap().unwrap());
         for _ in 0..2 {
@@ -677,30 +642,6 @@ mod tests {
         offer(&wire, &a, cookie_of_peer(&a), fd.as_fd()).unwrap();
         drop(a);
         assert_eq!(look().err(), Some(Why::Short));
-    }
-
-    #[test]
-    fn nothing_is_closed_that_a_dialler_of_another_user_has_sent() {
-        let (near, far) = unix_pair();
-        let (reader, writer) = std::io::pipe().unwrap();
-        let wire = |user| {
-            let fd = far.try_clone().unwrap();
-            Wire::let_in(fd, 7, user).unwrap()
-        };
-        // A bell that has rung before it is one.
-        unix::send_with_fds(&near, b"!", &[]).unwrap();
-        assert!(wire(User::Other(7)).into_bell().is_ok());
-        let kept = wire(User::Other(7));
-        unix::send_with_fds(&near, b"!", &[writer.as_fd()]).unwrap();
-        drop((writer, far));
-        assert_eq!(kept.into_bell().err(), Some(Why::Impostor));
-        assert!(barred().contains(&7));
-        rustix::io::ioctl_fionbio(&reader, true).unwrap();
-        let end = rustix::io::read(&reader, &mut [0; 1]);
-        assert_eq!(end, Err(rustix::io::Errno::AGAIN), "the descriptor is open");
-        if unix::take_rights(&near, true) {
-            assert_eq!(sends(&near, &reader), Err(rustix::io::Errno::PERM));
-        }
     }
 
     #[test]
@@ -723,11 +664,6 @@ mod tests {
     fn sends(wire: &OwnedFd, what: impl AsFd) -> Result<(), rustix::io::Errno> {
         let sent = unix::send_with_fds(wire, b"!", &[what.as_fd()]);
         sent.map_err(|e| rustix::io::Errno::from_io_error(&e).unwrap())
-    }
-
-    fn unix_pair() -> (OwnedFd, OwnedFd) {
-        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
-        (near.into(), far.into())
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod holes_of_calls;
 mod inherited;
 mod lend;
 mod lies;
+mod meetings;
 mod moments;
 mod programs;
 mod servers;

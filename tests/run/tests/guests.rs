@@ -5,6 +5,7 @@ use std::io::{BufRead, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::process::Child;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -81,7 +82,20 @@ fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
 
 /// A thread of this user lets `send` make an offer to a victim of another user, whose TCP peer we are. The victim goes on over TCP without delay.
 fn offer_by(dialler: u32, name: &str, send: impl Fn(&TcpStream, &OwnedFd) + Sync) {
-    let (mut victim, mut tcp, ends) = initiator(Some(USERS[0]), "any");
+    let mut victim = offered_by(dialler, name, send);
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+}
+
+/// The same, where the victim is left to the caller.
+pub(crate) fn offered_by(
+    dialler: u32,
+    name: &str,
+    send: impl Fn(&TcpStream, &OwnedFd) + Sync,
+) -> Child {
+    const LONGEST: Duration = Duration::from_secs(5);
+    let (victim, mut tcp, ends) = initiator(Some(USERS[0]), "any");
+    tcp.set_read_timeout(Some(LONGEST)).unwrap();
     let offers = || {
         let (mut is_offered, mut dialled) = (false, None);
         for n in 0..60 {
@@ -90,7 +104,7 @@ fn offer_by(dialler: u32, name: &str, send: impl Fn(&TcpStream, &OwnedFd) + Sync
             let got = tcp.read_exact(&mut [0]);
             assert!(got.is_ok(), "{name}: echo {n}: {got:?}");
             let took = begun.elapsed();
-            assert!(took < Duration::from_secs(5), "{name}: echo {n}: {took:?}");
+            assert!(took < LONGEST, "{name}: echo {n}: {took:?}");
             if !is_offered && let Some(wire) = let_in(&ends, &mut dialled) {
                 send(&tcp, &wire);
                 is_offered = true;
@@ -101,8 +115,7 @@ fn offer_by(dialler: u32, name: &str, send: impl Fn(&TcpStream, &OwnedFd) + Sync
     let is_offered = as_user(dialler, offers);
     // Who is not the peer is not let in.
     assert_eq!(is_offered, dialler == 0, "{name}");
-    victim.kill().unwrap();
-    victim.wait().unwrap();
+    victim
 }
 
 /// Whether a victim has taken this segment of its peer.

@@ -407,7 +407,7 @@ impl Liar {
         let ends = Ends::of(&tcp).unwrap();
         let role = ends.role();
         let listener = (role == Role::Responder).then(|| meet::listen(&ends).unwrap());
-        let (mut pending, mut dialled) = (Vec::new(), None);
+        let (mut pending, mut dialled) = (meet::Pending::<OwnedFd>::new(), None);
         let mut met = None;
         let mut count = 0;
         while met.is_none() {

@@ -222,21 +222,29 @@ fn rings_that_are_counted_and_never_written_do_not_keep_receives_waiting() {
 
 /// A connection to a victim on which this end offers the ring.
 pub(crate) fn initiator(user: Option<u32>, with: &str) -> (Child, TcpStream, Ends) {
-    connected(user, with, Role::Initiator)
+    let (victim, _, tcp, ends) = connected("waits.py", user, with, Role::Initiator);
+    (victim, tcp, ends)
 }
 
 /// One on which the victim offers it.
 pub(crate) fn responder(user: Option<u32>, with: &str) -> (Child, TcpStream, Ends) {
-    connected(user, with, Role::Responder)
+    let (victim, _, tcp, ends) = connected("waits.py", user, with, Role::Responder);
+    (victim, tcp, ends)
 }
 
-fn connected(user: Option<u32>, with: &str, role: Role) -> (Child, TcpStream, Ends) {
+/// A connection to a victim on which this end has a role.
+pub(crate) fn connected(
+    script: &str,
+    user: Option<u32>,
+    with: &str,
+    role: Role,
+) -> (Child, BufReader<ChildStdout>, TcpStream, Ends) {
     loop {
-        let (mut victim, _, port) = meeting_victim("waits.py", user, with);
+        let (mut victim, said, port) = meeting_victim(script, user, with);
         let tcp = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let ends = Ends::of(&tcp).unwrap();
         if ends.role() == role {
-            return (victim, tcp, ends);
+            return (victim, said, tcp, ends);
         }
         victim.kill().unwrap();
         victim.wait().unwrap();

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use weft_cli::failure::Failure;
+use weft_sys::unix::OVERFLOW_UID;
 
 /// The numbers of users (`NAME`, a number, `@GROUP`) for the preload library, or `any`.
 ///
@@ -16,9 +17,10 @@ pub(crate) fn numbers(names: &[String]) -> Result<String, Failure> {
     for name in names {
         match name.strip_prefix('@') {
             Some(group) => numbers.extend(members(group)?),
-            None => numbers.push(user(name)?),
+            None => numbers.push(one(name)?),
         }
     }
+    numbers.retain(|&number| number != OVERFLOW_UID);
     numbers.sort_unstable();
     numbers.dedup();
     let numbers: Vec<_> = numbers.iter().map(u32::to_string).collect();
@@ -36,6 +38,16 @@ fn lines(database: &str, key: Option<&str>) -> Result<Vec<Vec<String>>, Failure>
 
 fn number(line: &[String], at: usize) -> Option<u32> {
     line.get(at)?.parse().ok()
+}
+
+/// A user that can be met.
+fn one(name: &str) -> Result<u32, Failure> {
+    match user(name)? {
+        OVERFLOW_UID => Err(Failure::usage(format!(
+            "{name}: the number {OVERFLOW_UID} stands for all users that a namespace does not know, and is not met"
+        ))),
+        number => Ok(number),
+    }
 }
 
 fn user(name: &str) -> Result<u32, Failure> {
@@ -81,7 +93,13 @@ mod tests {
         assert_eq!(of(&["root", "12345", "0"]).unwrap(), "0,12345");
         assert_eq!(of(&["@root"]).unwrap().split(',').next(), Some("0"));
         assert_eq!(of(&["12345", "any"]).unwrap(), "any");
-        for wrong in ["no-such-user-here", "@no-such-group-here", "@", "-1"] {
+        for wrong in [
+            "no-such-user-here",
+            "@no-such-group-here",
+            "@",
+            "-1",
+            "65534",
+        ] {
             assert!(of(&[wrong]).is_err(), "{wrong}");
         }
     }
