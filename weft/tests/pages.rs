@@ -94,14 +94,15 @@ fn script(block: &Block) -> String {
 }
 
 /// What a block needs and is not there.
-fn missing(needs: &[String], weft: &Path, path: &str) -> Option<String> {
+fn missing(needs: &[String], weft: &Path, path: &str, preload: &Path) -> Option<String> {
     let beside = weft.parent()?;
     let libraries = beside.parent()?.join("dist/lib");
     let is_there = |need: &String| {
         if need.starts_with("lib") {
             // As cargo leaves the preload libraries.
             let built = need.replace('-', "_").replace(".so", "_preload.so");
-            libraries.join(need).exists()
+            preload.join(need).exists()
+                || libraries.join(need).exists()
                 || beside.join(built).exists()
                 || weft_dropin::libraries().join(need).exists()
         } else {
@@ -135,6 +136,8 @@ fn commands_of_the_pages_run_as_they_are_typed() {
     let weft = Path::new(env!("CARGO_BIN_EXE_weft"));
     let path = std::env::var("PATH").unwrap_or_default();
     let path = format!("{}:{path}", weft.parent().expect("a folder").display());
+    // What an older build has left beside weft would be taken else.
+    let preload = weft_dropin::built("run", "run");
     let mut pages = vec!["README.md".to_owned()];
     for entry in fs::read_dir(root().join("docs")).expect("docs") {
         let name = entry
@@ -150,7 +153,7 @@ fn commands_of_the_pages_run_as_they_are_typed() {
     assert!(blocks.len() > 10, "the pages have marked blocks");
     let mut failed = String::new();
     for (i, block) in blocks.iter().enumerate() {
-        if let Some(need) = missing(&block.needs, weft, &path) {
+        if let Some(need) = missing(&block.needs, weft, &path, &preload) {
             println!("{}: skipped, no {need}", block.place);
             continue;
         }
@@ -166,6 +169,7 @@ fn commands_of_the_pages_run_as_they_are_typed() {
             .current_dir(&home)
             .env("PATH", &path)
             .env("WEFT_VERBS_LIB", weft_dropin::libraries())
+            .env("WEFT_RUN_LIB", &preload)
             .envs(["HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"].map(|name| (name, &home)))
             .output()
             .expect("a shell");
