@@ -15,7 +15,7 @@ use weft_run::meet::Why;
 
 use crate::chan::KEPT;
 use crate::conn::{self, Conn, Locks, big};
-use crate::io::by_stdio;
+use crate::io::opens_stream;
 use crate::lend::memory::Sharing;
 use crate::memory::{self, Blocks};
 use crate::private::Held;
@@ -344,7 +344,7 @@ weft_sys::interpose! {
     }
 
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
-        by_stdio(fd);
+        opens_stream(fd, mode);
         next::fdopen(fd, mode)
     }
 

@@ -139,3 +139,22 @@ fn processes_of_our_user_that_the_kernel_does_not_show_are_peers() {
         }
     }
 }
+
+/// Bytes of another user's ring cannot go back to TCP, and need not where a stream of the C library only writes.
+#[test]
+fn a_stream_that_only_writes_leaves_unread_bytes_in_the_ring() {
+    if !can_be_others() {
+        return;
+    }
+    let [one, other] = USERS;
+    let port = free_port();
+    let line = |side: &str| format!("{} {side} {port}", python("stdio_out.py"));
+    let serving = with(other).start(&by(one, &line("server"))).listens(port);
+    let done = with(one).run(&by(other, &line("client")));
+    let served = serving.end();
+    done.good().says("all bytes came back");
+    served.good();
+    for side in [&served, &done] {
+        assert_eq!(switched(&side.text), 1, "{}", side.show());
+    }
+}
