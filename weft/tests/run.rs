@@ -198,6 +198,8 @@ fn a_unit_is_as_systemd_shows_it() {
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("in the way: PrivateNetwork=yes"), "{text}");
     assert!(text.contains("--with joe"), "{text}");
+    let (text, _) = with_units(lib.path(), units.path(), "--service echo --print");
+    assert!(text.contains("USER is root, unless"), "{text}");
     for words in [
         "--service no-such-unit-here --print",
         "--service ../echo --print",

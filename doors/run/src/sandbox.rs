@@ -1,6 +1,7 @@
 //! What of a systemd service's sandbox is in the way of `weft run`: a function of the text of `systemctl show`, or of the unit's files.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// The settings of a unit: each name with its lines, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -141,11 +142,18 @@ impl Unit {
                 "the service cannot load the library, which is below a home folder",
             );
         }
+        if self.forbids_code(library) {
+            say(
+                "NoExecPaths",
+                true,
+                "the service cannot load the library: add its folder to `ExecPaths=`",
+            );
+        }
         if self.is_on("PrivateUsers") {
             say(
                 "PrivateUsers",
                 false,
-                "the service does not see the numbers of other users: it needs `--with any`, and they need this service's user",
+                "the service sees the numbers of root and of its own user only: programs of other users are not met",
             );
         }
         if self.is_on("DynamicUser") {
@@ -174,6 +182,23 @@ impl Unit {
             );
         }
         found
+    }
+
+    /// Whether files at this place may not be executed or loaded: the longest path that leads to it decides.
+    fn forbids_code(&self, library: &str) -> bool {
+        let longest = |name: &str| {
+            let paths = self
+                .all(name)
+                .iter()
+                .flat_map(|line| line.split_whitespace());
+            let paths = paths.map(|path| Path::new(path.trim_start_matches(['-', '+'])));
+            let leading = paths.filter(|path| Path::new(library).starts_with(path));
+            leading
+                .map(|path| 1 + path.components().count())
+                .max()
+                .unwrap_or(0)
+        };
+        longest("NoExecPaths") > longest("ExecPaths")
     }
 
     fn check_calls(&self, found: &mut Vec<Finding>) {
@@ -325,6 +350,15 @@ mod tests {
             ("PrivateTmp=yes\nEnvironment=WEFT_LOCAL_DIR=/run/weft", ""),
         ] {
             assert_eq!(found(text), names, "{text}");
+        }
+        for (paths, is_in_the_way) in [
+            ("NoExecPaths=/", true),
+            ("NoExecPaths=/\nExecPaths=/usr/bin/x /usr/lib", false),
+            ("NoExecPaths=/ -/usr/lib/weft\nExecPaths=/usr/lib", true),
+            ("NoExecPaths=/usr/li /srv", false),
+        ] {
+            let found = unit(paths).findings("/usr/lib/weft/libweft-run.so");
+            assert_eq!(!found.is_empty(), is_in_the_way, "{paths}");
         }
         let home = unit("ProtectHome=yes").findings("/home/joe/libweft-run.so");
         assert_eq!(home[0].line, "ProtectHome=yes");

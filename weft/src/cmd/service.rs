@@ -125,10 +125,16 @@ impl<'a> Service<'a> {
                 path.display()
             );
         }
-        let user = unit.last("User").unwrap_or("root");
+        let user = unit.last("User").filter(|user| !user.is_empty());
         println!(
-            "Peers of other users need `weft run --with {user}`, and this service `--with` their users."
+            "Peers of other users need `weft run --with {}`, and this service `--with` their users.",
+            user.unwrap_or("USER")
         );
+        if user.is_none() {
+            println!(
+                "USER is root, unless the service becomes another user by itself, as memcached does."
+            );
+        }
         if is_print {
             return Ok(ExitCode::SUCCESS);
         }
