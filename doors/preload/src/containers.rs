@@ -19,7 +19,7 @@ use crate::bell;
 use crate::chan::Chan;
 use crate::conn::{self, Big, Conn, Slow};
 use crate::hidden::{self, Own};
-use crate::kernel::borrowed;
+use crate::kernel::{self, borrowed};
 use crate::meeting::{Meeting, SocketFile};
 use crate::peer::{made, new_stream, open_stream};
 
@@ -39,6 +39,10 @@ pub(crate) fn end() {
 
 /// Takes the next step, under the lock. Returns the channel when that was the last one.
 pub(crate) fn look(conn: &Conn, fd: c_int, ends: Ends, big: &Big) -> Result<Option<Chan>, Why> {
+    // As `meet::peer` has it.
+    if !kernel::is_established(fd) {
+        return Ok(None);
+    }
     let slow = conn.slow(big);
     let (sent, received) = slow.beginnings.as_deref().cloned().unwrap_or_default();
     let dialled = conn.dialled.load(Relaxed);

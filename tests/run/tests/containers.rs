@@ -247,6 +247,20 @@ fn connections_that_could_be_one_another_stay_on_tcp() {
     }
 }
 
+/// As in one network namespace: TCP's end has come before what follows from the peer's death.
+#[test]
+fn ends_that_have_begun_to_close_do_not_meet() {
+    let Some(net) = Net::new() else { return };
+    let folder = folder();
+    let second = net.addr(4);
+    assert!(ip(&format!("-n {} addr add {second}/24 dev eth0", net.a())));
+    let line = python(&format!("half_end.py {second} {}", net.addr(2)));
+    for side in [plain(), through(weft(), folder.path())] {
+        let done = side.run(&format!("ip netns exec {} {line}", net.a()));
+        done.good().says("then b''");
+    }
+}
+
 #[test]
 fn processes_of_one_pod_need_no_folder() {
     if !is_root() || !have(&[PYTHON, ("unshare", "util-linux")]) {
