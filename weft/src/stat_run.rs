@@ -3,7 +3,6 @@
 use indicatif::HumanBytes;
 use weft_run::ledger::{self, Ledger};
 use weft_run::lend::Copied;
-use weft_run::meet::Why;
 
 use weft_cli::terminal;
 
@@ -21,7 +20,6 @@ pub fn json(ledgers: &[Ledger]) -> String {
     let mut text = String::new();
     for ledger in ledgers {
         for row in &ledger.rows {
-            let reason = (row.why != Why::None).then(|| row.why.text());
             let object = serde_json::json!({
                 "door": "run",
                 "pid": ledger.pid,
@@ -30,7 +28,8 @@ pub fn json(ledgers: &[Ledger]) -> String {
                 "local": row.own.to_string(),
                 "peer": row.peer.to_string(),
                 "transport": row.via(),
-                "reason": reason,
+                "reason": row.about_why(),
+                "peer_user": row.peer_user,
                 "closed": row.closed,
                 "datagrams": row.datagrams,
                 "dropped": row.dropped,
@@ -68,8 +67,9 @@ pub fn table(ledgers: &[Ledger], width: Option<u16>) -> String {
         let process = super::stat::process_name(Some(ledger.pid));
         for row in ledger.rows.iter().filter(|row| !row.closed) {
             let mut connection = format!("{} → {}", row.own, row.peer);
-            if row.why != Why::None {
-                connection = format!("{connection}\n({})", row.why.text());
+            let why = row.about_why().map(str::to_owned);
+            for about in [row.about_user(), why].into_iter().flatten() {
+                connection = format!("{connection}\n({about})");
             }
             if !row.lent.is_empty() {
                 connection = format!("{connection}\n{}", row.lent.text());

@@ -1,7 +1,8 @@
 //! The commands of the README and of the docs, run as they are typed there.
 //!
 //! A block after the line `<!-- run -->` is run by a shell, in a directory and in namespaces (network, processes) of its own. `<!-- run: A B -->` names the
-//! programs and libraries that the block needs beside weft; without them it is skipped. Where lines begin with `$ `, these are the commands, and the others
+//! programs and libraries that the block needs beside weft; without them it is skipped. `<!-- run as root: ... -->` keeps the users of the machine, and is skipped
+//! without root. Where lines begin with `$ `, these are the commands, and the others
 //! their output. After a command in the background the next one waits until something listens on a port.
 
 use std::ffi::OsStr;
@@ -29,6 +30,8 @@ struct Block {
     place: String,
     needs: Vec<String>,
     commands: Vec<String>,
+    /// It needs other users.
+    as_root: bool,
 }
 
 fn root() -> PathBuf {
@@ -48,6 +51,7 @@ fn blocks(page: &str) -> Vec<Block> {
             continue;
         };
         let place = format!("{page}:{}", number + 1);
+        let root = needs.strip_prefix(" as root");
         let fence = lines.next().map(|(_, line)| line);
         assert!(
             fence.is_some_and(|l| l.starts_with("```")),
@@ -62,7 +66,9 @@ fn blocks(page: &str) -> Vec<Block> {
         let commands = if typed.is_empty() { block } else { typed };
         found.push(Block {
             place,
-            needs: needs
+            as_root: root.is_some(),
+            needs: root
+                .unwrap_or(needs)
                 .trim_start_matches(':')
                 .split_whitespace()
                 .map(str::to_owned)
@@ -88,14 +94,15 @@ fn script(block: &Block) -> String {
 }
 
 /// What a block needs and is not there.
-fn missing(needs: &[String], weft: &Path, path: &str) -> Option<String> {
+fn missing(needs: &[String], weft: &Path, path: &str, preload: &Path) -> Option<String> {
     let beside = weft.parent()?;
     let libraries = beside.parent()?.join("dist/lib");
     let is_there = |need: &String| {
         if need.starts_with("lib") {
             // As cargo leaves the preload libraries.
             let built = need.replace('-', "_").replace(".so", "_preload.so");
-            libraries.join(need).exists()
+            preload.join(need).exists()
+                || libraries.join(need).exists()
                 || beside.join(built).exists()
                 || weft_dropin::libraries().join(need).exists()
         } else {
@@ -107,16 +114,13 @@ fn missing(needs: &[String], weft: &Path, path: &str) -> Option<String> {
 }
 
 /// A shell in namespaces of its own.
-fn shell() -> Command {
+fn shell(as_root: bool) -> Command {
     let mut command = Command::new("timeout");
-    command.args([
-        "120",
-        "unshare",
-        "--map-root-user",
-        "--net",
-        "--pid",
-        "--fork",
-    ]);
+    command.args(["120", "unshare"]);
+    if !as_root {
+        command.arg("--map-root-user");
+    }
+    command.args(["--net", "--pid", "--fork"]);
     command.args(["--kill-child", "--mount-proc", "bash"]);
     command.stdin(Stdio::null());
     command
@@ -124,7 +128,7 @@ fn shell() -> Command {
 
 #[test]
 fn commands_of_the_pages_run_as_they_are_typed() {
-    let can = shell().args(["-c", "ip link set lo up"]).output();
+    let can = shell(false).args(["-c", "ip link set lo up"]).output();
     if !can.is_ok_and(|out| out.status.success()) {
         println!("skipped: needs unshare, ip and namespaces");
         return;
@@ -132,6 +136,8 @@ fn commands_of_the_pages_run_as_they_are_typed() {
     let weft = Path::new(env!("CARGO_BIN_EXE_weft"));
     let path = std::env::var("PATH").unwrap_or_default();
     let path = format!("{}:{path}", weft.parent().expect("a folder").display());
+    // What an older build has left beside weft would be taken else.
+    let preload = weft_dropin::built("run", "run");
     let mut pages = vec!["README.md".to_owned()];
     for entry in fs::read_dir(root().join("docs")).expect("docs") {
         let name = entry
@@ -147,18 +153,23 @@ fn commands_of_the_pages_run_as_they_are_typed() {
     assert!(blocks.len() > 10, "the pages have marked blocks");
     let mut failed = String::new();
     for (i, block) in blocks.iter().enumerate() {
-        if let Some(need) = missing(&block.needs, weft, &path) {
+        if let Some(need) = missing(&block.needs, weft, &path, &preload) {
             println!("{}: skipped, no {need}", block.place);
+            continue;
+        }
+        if block.as_root && !rustix::process::geteuid().is_root() {
+            println!("{}: skipped, it needs root", block.place);
             continue;
         }
         let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("pages-{i}"));
         let _ = fs::remove_dir_all(&home);
         fs::create_dir_all(&home).expect("a directory");
-        let out = shell()
+        let out = shell(block.as_root)
             .args(["-c", &script(block)])
             .current_dir(&home)
             .env("PATH", &path)
             .env("WEFT_VERBS_LIB", weft_dropin::libraries())
+            .env("WEFT_RUN_LIB", &preload)
             .envs(["HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"].map(|name| (name, &home)))
             .output()
             .expect("a shell");

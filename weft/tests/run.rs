@@ -1,7 +1,7 @@
 //! `weft run`: what it sets, what it runs plain, and how it ends. The library itself is tested in tests/run.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -23,6 +23,7 @@ fn run(lib: &Path) -> Command {
         "WEFT_RUN_LIB",
         "WEFT_RUN_EXPLAIN",
         "WEFT_RUN_HOSTS",
+        "WEFT_RUN_WITH",
     ] {
         command.env_remove(name);
     }
@@ -73,6 +74,142 @@ fn the_library_of_azsdp_malloc_comes_behind_it() {
     let dir = dir.display();
     let expected = format!("{dir}/libweft-run.so:{dir}/libweft-malloc.so\nazsdp trust\n");
     assert_eq!(out, expected, "{err}");
+}
+
+#[test]
+fn users_are_given_to_the_library_by_their_numbers() {
+    let lib = library();
+    let shown = |command: &mut Command| {
+        let output = command
+            .args(["--", "sh", "-c", "echo $WEFT_RUN_WITH"])
+            .output();
+        let output = output.unwrap();
+        let (out, err) = texts(&output);
+        (output.status.code(), out.trim().to_owned(), err)
+    };
+    for (option, variable, numbers) in [
+        (Some("root,12345"), None, "0,12345"),
+        (Some("any"), Some("7"), "any"),
+        (None, Some("root"), "0"),
+        (None, None, ""),
+    ] {
+        let mut command = run(lib.path());
+        command.args(option.into_iter().flat_map(|users| ["--with", users]));
+        command.envs(variable.map(|users| ("WEFT_RUN_WITH", users)));
+        let (code, out, err) = shown(&mut command);
+        assert_eq!((code, out.as_str()), (Some(0), numbers), "{err}");
+    }
+    let (code, _, err) = shown(run(lib.path()).args(["--with", "no-such-user-here"]));
+    assert_eq!(code, Some(125));
+    assert!(err.contains("no-such-user-here"), "{err}");
+}
+
+/// A folder of units with one of this text, and a `systemctl` that shows another one, `shown`.
+fn units(text: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("echo.service"), text).unwrap();
+    executable(
+        dir.path(),
+        "systemctl",
+        "#!/bin/sh\ncase $3 in shown.service) printf 'LoadState=loaded\\nUser=joe\\nMainPID=1\\nPrivateNetwork=yes\\n';; *) exit 1;; esac\n",
+    );
+    dir
+}
+
+/// `weft run` with these words and that folder. What it prints, and its status.
+fn with_units(lib: &Path, units: &Path, words: &str) -> (String, Option<i32>) {
+    let path = format!("{}:/usr/bin:/bin", units.display());
+    let output = run(lib)
+        .args(words.split_whitespace())
+        .env("PATH", path)
+        .env("WEFT_SYSTEMD_DIR", units)
+        .output()
+        .unwrap();
+    let (out, err) = texts(&output);
+    (out + &err, output.status.code())
+}
+
+#[test]
+fn a_service_gets_a_drop_in_and_loses_it() {
+    let lib = library();
+    let unit = "[Service]\nUser=redis\nExecStart=/bin/sh -c true\nEnvironment=LD_PRELOAD=libother.so\nRestrictAddressFamilies=AF_INET AF_INET6\n";
+    let units = units(unit);
+    let file = units.path().join("echo.service.d/weft-run.conf");
+    let library = lib.path().canonicalize().unwrap().join("libweft-run.so");
+    let say = |words: &str| with_units(lib.path(), units.path(), words);
+    let (text, code) = say("--service echo --with 12345,root --mode bsdp --print");
+    assert_eq!(code, Some(0), "{text}");
+    let preload = format!(
+        "Environment=\"LD_PRELOAD={}:libother.so\"\n",
+        library.display()
+    );
+    for expected in [
+        preload.as_str(),
+        "Environment=\"WEFT_RUN=bsdp\"\n",
+        "Environment=\"WEFT_RUN_WITH=0,12345\"\n",
+        "in the way: RestrictAddressFamilies=AF_INET AF_INET6: ",
+        "`weft run --with redis`",
+    ] {
+        assert!(text.contains(expected), "no {expected} in {text}");
+    }
+    assert!(!file.exists());
+    assert!(say("--status echo").0.contains("not under `weft run`"));
+    let (text, code) = say("--service echo.service --with any");
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("systemctl restart echo.service"), "{text}");
+    let written = fs::read_to_string(&file).unwrap();
+    assert!(
+        written.contains(&preload) && text.contains(&written),
+        "{text}"
+    );
+    // Whoever can write to the library, or a folder on its path, runs code in the service.
+    let warning = "can be changed by others than root";
+    if fs::metadata(lib.path()).unwrap().uid() == 0 {
+        assert!(!text.contains(warning), "{text}");
+    }
+    for path in [library.as_path(), lib.path()] {
+        let before = fs::metadata(path).unwrap().permissions();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+        let (text, _) = say("--service echo --print");
+        assert!(text.contains(warning), "{text}");
+        fs::set_permissions(path, before).unwrap();
+    }
+    // Once more, with other options.
+    say("--service echo --explain");
+    let again = fs::read_to_string(&file).unwrap();
+    assert!(
+        again.contains(&preload) && !again.contains("WITH"),
+        "{again}"
+    );
+    for words in ["--status", "--status echo"] {
+        let (text, _) = say(words);
+        assert!(text.starts_with("echo.service: no process"), "{text}");
+        assert!(text.contains("RestrictAddressFamilies"), "{text}");
+    }
+    assert_eq!(say("--service echo --remove").1, Some(0));
+    assert!(!file.exists() && !file.parent().unwrap().exists());
+    assert_eq!(say("--service echo --remove").1, Some(1));
+}
+
+#[test]
+fn a_unit_is_as_systemd_shows_it() {
+    let (lib, units) = (library(), units(""));
+    let (text, code) = with_units(lib.path(), units.path(), "--service shown --print");
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("in the way: PrivateNetwork=yes"), "{text}");
+    assert!(text.contains("--with joe"), "{text}");
+    let (text, _) = with_units(lib.path(), units.path(), "--service echo --print");
+    assert!(text.contains("USER is root, unless"), "{text}");
+    for words in [
+        "--service no-such-unit-here --print",
+        "--service ../echo --print",
+        "--service echo.socket --print",
+        "--service shown --print -- true",
+        "--print -- true",
+    ] {
+        let (text, code) = with_units(lib.path(), units.path(), words);
+        assert!(code != Some(0), "{words}: {text}");
+    }
 }
 
 #[test]

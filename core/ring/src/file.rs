@@ -60,7 +60,7 @@ impl File {
 
     /// The peer's. Its seals, length, magic number, version and ring size are checked, each read once.
     pub(crate) fn open(kind: &Kind, fd: &OwnedFd) -> Result<File, OpenError> {
-        let len = memfd::check(fd)?;
+        let len = memfd::check_sealed(fd)?;
         if !(file_len(MIN_RING)..=file_len(MAX_RING)).contains(&len) {
             return Err(OpenError::Size(len));
         }

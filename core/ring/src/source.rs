@@ -216,7 +216,8 @@ impl Stream {
         let offered = self.source_word(sender, Word::Offered).load(SeqCst);
         let ahead = offered.wrapping_sub(number);
         // One more than is complete may be withdrawn, when the direction was closed.
-        if ahead > SOURCES {
+        let most = if self.takes_sources() { SOURCES } else { 0 };
+        if ahead > most {
             return Err(Broken);
         }
         if ahead == 0 {
@@ -314,6 +315,15 @@ mod tests {
         assert_eq!(a.completed_sources(A), 1);
         assert_eq!(a.move_source(A, 0), Move::Gone);
         assert_eq!(b.next_source(A, 1, 11), Ok(None));
+    }
+
+    #[test]
+    fn a_stream_without_sources_takes_none() {
+        let (a, mut b) = pair();
+        b.refuse_sources();
+        assert_eq!(b.next_source(A, 0, 0), Ok(None));
+        a.offer_source(A, 0, 0, 1 << 20, 5000);
+        assert_eq!(b.next_source(A, 0, 0), Err(Broken));
     }
 
     #[test]

@@ -8,14 +8,16 @@ use rustix::net::{
 };
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use crate::tcp;
 use crate::unix::OVERFLOW_UID;
 
 const NLMSG_ERROR: u16 = 2;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_DONE: u16 = 3;
 const NLM_F_REQUEST: u16 = 1;
+const NLM_F_DUMP: u16 = 0x300;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 const TCP_ESTABLISHED: u8 = 1;
@@ -51,10 +53,11 @@ pub struct TcpPeer {
 /// # Errors
 /// The errors of a kernel, or a sandbox, that does not answer; `NotConnected`; `InvalidData` for an invalid answer.
 pub fn tcp_peer_uid(fd: impl AsFd) -> io::Result<Option<u32>> {
-    Ok(tcp_peer(fd)?.map(|peer| peer.uid))
+    let peer = tcp_peer(fd)?.filter(|peer| peer.uid != OVERFLOW_UID);
+    Ok(peer.map(|peer| peer.uid))
 }
 
-/// As [`tcp_peer_uid`], with the socket's number.
+/// As [`tcp_peer_uid`], with the socket's number. The user is [`OVERFLOW_UID`] if our user namespace does not know it.
 ///
 /// # Errors
 /// As there.
@@ -66,8 +69,8 @@ pub fn tcp_peer(fd: impl AsFd) -> io::Result<Option<TcpPeer>> {
     // Only after the peer's end was found: as long as our end is established, no other socket than its peer has those addresses.
     let own = find(ours, theirs)?;
     let inode = fstat(&fd)?.st_ino;
-    let known = own.is_some_and(|own| u64::from(own.inode) == inode) && peer.uid != OVERFLOW_UID;
-    Ok(known.then_some(TcpPeer {
+    let is_ours = own.is_some_and(|own| u64::from(own.inode) == inode);
+    Ok(is_ours.then_some(TcpPeer {
         uid: peer.uid,
         cookie: peer.cookie,
     }))
@@ -95,8 +98,8 @@ fn find_in(own: SocketAddr, peer: SocketAddr, states: &[u8]) -> io::Result<Optio
     answer(&ask(&request(IPPROTO_TCP, own, peer)?)?, own, peer, states)
 }
 
-/// Sends a request to the kernel, and returns its answer.
-fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
+/// Sends a request to the kernel; its answer is there when this returns.
+fn send_to_kernel(request: &[u8]) -> io::Result<(OwnedFd, SocketAddrNetlink)> {
     let socket = net::socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
@@ -105,13 +108,72 @@ fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
     )?;
     let kernel = SocketAddrNetlink::new(0, 0);
     net::sendto(&socket, request, SendFlags::empty(), &kernel)?;
-    // The answer is there when the request has been taken.
+    Ok((socket, kernel))
+}
+
+/// Sends a request to the kernel, and returns its answer.
+fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
+    let (socket, kernel) = send_to_kernel(request)?;
     let mut bytes = [0; 4096];
     let (_, len, from) =
         net::recvfrom(&socket, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::TRUNC)?;
     let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
     let bytes = bytes.get(..len).filter(|_| from == Some(kernel));
     Ok(bytes.ok_or(io::ErrorKind::InvalidData)?.to_vec())
+}
+
+/// How many established TCP sockets of our network namespace have the address and the port of this one, itself included.
+///
+/// # Errors
+/// As [`tcp_peer_uid`].
+pub fn tcp_sharers(fd: impl AsFd) -> io::Result<usize> {
+    let own = canonical(tcp::local_addr(&fd)?);
+    let nowhere = match own.0 {
+        IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Of a list, the kernel compares the own port only. A socket for IPv6 with an IPv4 peer is in the other family's list.
+    let mut count = 0;
+    let mut families = vec![(own.0, nowhere)];
+    if let IpAddr::V4(ip) = own.0 {
+        families.push((ip.to_ipv6_mapped().into(), Ipv6Addr::UNSPECIFIED.into()));
+    }
+    for (ip, nowhere) in families {
+        let mut request = request(IPPROTO_TCP, (ip, own.1), (nowhere, 0))?;
+        request[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+        count += count_listed(&request, own)?;
+    }
+    Ok(count)
+}
+
+/// Counts the sockets with this address in the kernel's list.
+fn count_listed(request: &[u8], own: (IpAddr, u16)) -> io::Result<usize> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let (socket, kernel) = send_to_kernel(request)?;
+    let mut count = 0;
+    loop {
+        let mut bytes = [0; 16 << 10];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        let (_, len, from) = net::recvfrom(&socket, &mut bytes, flags)?;
+        if from.and_then(|from| SocketAddrNetlink::try_from(from).ok()) != Some(kernel) {
+            return Err(invalid());
+        }
+        let mut rest = bytes.get(..len).ok_or_else(invalid)?;
+        while let Some(head) = rest.first_chunk::<4>() {
+            let len = u32::from_ne_bytes(*head) as usize;
+            let one = rest.get(..len).filter(|one| one.len() >= HEADER);
+            let one = one.ok_or_else(invalid)?;
+            match u16::from_ne_bytes([one[4], one[5]]) {
+                NLMSG_DONE => return Ok(count),
+                SOCK_DIAG_BY_FAMILY if len >= ANSWER => {
+                    let found = Message(&one[HEADER..ANSWER]).address(0);
+                    count += usize::from(found == Some(own));
+                }
+                _ => return Err(invalid()),
+            }
+            rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
 }
 
 /// A UDP socket of this host.
@@ -324,6 +386,31 @@ mod tests {
             let addr = six.local_addr().unwrap().to_string();
             assert_eq!(got("[::1]:9", &addr), Some((us, cookie(&six))));
             assert!(udp_receiver("127.0.0.1:9".parse().unwrap(), addr.parse().unwrap()).is_err());
+        }
+    }
+
+    #[test]
+    fn sockets_with_one_address_are_counted() {
+        for (ip, dial) in [
+            ("127.0.0.1:0", "127.0.0.1"),
+            ("[::]:0", "127.0.0.1"),
+            ("[::1]:0", "::1"),
+        ] {
+            let Ok(listener) = TcpListener::bind(ip) else {
+                continue;
+            };
+            let port = listener.local_addr().unwrap().port();
+            let many: Vec<_> = (0..200)
+                .map(|_| {
+                    (
+                        TcpStream::connect((dial, port)).unwrap(),
+                        listener.accept().unwrap(),
+                    )
+                })
+                .collect();
+            let (dialled, (accepted, _)) = &many[0];
+            assert_eq!(tcp_sharers(dialled).unwrap(), 1, "{ip}");
+            assert_eq!(tcp_sharers(accepted).unwrap(), 200, "{ip}");
         }
     }
 

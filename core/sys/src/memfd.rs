@@ -80,6 +80,15 @@ pub fn punch(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     })?)
 }
 
+/// Allocates the memory of the first `len` bytes of a file now, charged to this process.
+///
+/// # Errors
+/// `ENOMEM` and `ENOSPC` if there is not enough.
+pub fn fill(fd: impl AsFd, len: u64) -> io::Result<()> {
+    let how = FallocateFlags::KEEP_SIZE;
+    Ok(rustix::io::retry_on_intr(|| fallocate(&fd, how, 0, len))?)
+}
+
 /// A memory file that grows and never shrinks (`F_SEAL_SHRINK`, `F_SEAL_SEAL`): empty, closed on exec, mode 0600. `name` is for `/proc` only. Its descriptor
 /// is one that [`is_ours_alone`] can be asked about.
 ///
@@ -164,6 +173,31 @@ pub fn check(fd: impl AsFd) -> io::Result<u64> {
         return Err(bad("not of plain pages"));
     }
     u64::try_from(fstat(&fd)?.st_size).map_err(|_| bad("a negative size"))
+}
+
+/// As [`check`], of a file whose size can never change, and whose seals cannot either.
+///
+/// # Errors
+/// As there.
+pub fn check_sealed(fd: impl AsFd) -> io::Result<u64> {
+    let seals = fcntl_get_seals(&fd).map_err(|_| bad("not a file of memory"))?;
+    if !seals.contains(SealFlags::GROW | SealFlags::SEAL) {
+        return Err(bad("its size is not sealed for good"));
+    }
+    check(fd)
+}
+
+/// Whether all memory of a file is allocated. Its owner can give it back at any time.
+///
+/// # Errors
+/// `InvalidData` if some of it is not.
+pub fn check_filled(fd: impl AsFd) -> io::Result<()> {
+    let about = fstat(fd)?;
+    // Blocks of 512 bytes, whatever the file system's are.
+    if about.st_blocks.saturating_mul(512) < about.st_size {
+        return Err(bad("it has holes"));
+    }
+    Ok(())
 }
 
 /// The `statfs` type of memory files (`TMPFS_MAGIC`).

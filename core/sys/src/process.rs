@@ -231,10 +231,17 @@ pub fn pidfd_number(fd: impl AsFd) -> Option<u64> {
 /// Whether the process is in our user namespace, as far as the kernel shows: it shows nothing of a process that we may not inspect
 /// (`PTRACE_MODE_READ`), because it is in another namespace, has more rights, or is not dumpable.
 pub fn shares_user_namespace(pidfd: impl AsFd) -> bool {
+    is_in_our_user_namespace(pidfd).unwrap_or(false)
+}
+
+/// The same, where what the kernel does not show is an error.
+///
+/// # Errors
+/// The process is gone, or the kernel does not show its namespace.
+pub fn is_in_our_user_namespace(pidfd: impl AsFd) -> io::Result<bool> {
     let pidfd = pidfd.as_fd();
-    let theirs = namespace_by_descriptor(pidfd).or_else(|_| namespace_by_number(pidfd));
-    let ours = namespace_at("/proc/self/ns/user");
-    theirs.is_ok_and(|theirs| ours.is_ok_and(|ours| theirs == ours))
+    let theirs = namespace_by_descriptor(pidfd).or_else(|_| namespace_by_number(pidfd))?;
+    Ok(theirs == namespace_at("/proc/self/ns/user")?)
 }
 
 /// The identity of a namespace.

@@ -21,6 +21,7 @@ enum Accepts {
     Number(RangeInclusive<u64>),
     Percent(u8),
     Ip,
+    Users,
 }
 
 const fn setting(name: &'static str, accepts: Accepts) -> Setting {
@@ -73,6 +74,8 @@ pub const RUN_FROM: Setting = setting("WEFT_RUN_FROM", Accepts::Number(0..=u64::
 pub const RUN_LOOK: Setting = setting("WEFT_RUN_LOOK", Accepts::Number(0..=u64::MAX));
 /// `weft run`: connections to other hosts.
 pub const RUN_HOSTS: Setting = setting("WEFT_RUN_HOSTS", Accepts::One(&["auto", "bsdp", "off"]));
+/// `weft run`: the other users whose processes may be peers.
+pub const RUN_WITH: Setting = setting("WEFT_RUN_WITH", Accepts::Users);
 /// `weft run`: whether to report at the end.
 pub const RUN_EXPLAIN: Setting = setting("WEFT_RUN_EXPLAIN", Accepts::One(&["0", "1"]));
 
@@ -125,13 +128,14 @@ pub const OF_FI: [&Setting; 10] = [
 ];
 
 /// Those of `weft run`'s library.
-pub const OF_RUN: [&Setting; 7] = [
+pub const OF_RUN: [&Setting; 8] = [
     &RUN,
     &RUN_AZSDP,
     &RUN_SHARED,
     &RUN_FROM,
     &RUN_LOOK,
     &RUN_HOSTS,
+    &RUN_WITH,
     &RUN_EXPLAIN,
 ];
 
@@ -204,6 +208,7 @@ impl Setting {
                 .parse::<f64>()
                 .is_ok_and(|percent| (0.0..=f64::from(*most)).contains(&percent)),
             Accepts::Ip => text.parse::<IpAddr>().is_ok(),
+            Accepts::Users => users(text).is_some(),
         }
     }
 
@@ -221,8 +226,27 @@ impl Setting {
             }
             Accepts::Percent(most) => format!("a number from 0 to {most}"),
             Accepts::Ip => "an IP address".to_owned(),
+            Accepts::Users => "numbers of users with commas, or any".to_owned(),
         }
     }
+}
+
+/// Other users that a process deals with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// Every user.
+    Any,
+    /// Those of these numbers.
+    These(Vec<u32>),
+}
+
+/// Parses the value of [`RUN_WITH`].
+pub fn users(text: &str) -> Option<Users> {
+    if text == "any" {
+        return Some(Users::Any);
+    }
+    let numbers = text.split(',').map(str::parse);
+    numbers.collect::<Result<_, _>>().ok().map(Users::These)
 }
 
 /// The variables of these with a value that is not accepted.

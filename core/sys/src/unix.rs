@@ -1,9 +1,9 @@
-//! Unix sockets that keep message boundaries and carry descriptors (`SOCK_SEQPACKET`), always
+//! Unix sockets that carry descriptors, and keep message boundaries (`SOCK_SEQPACKET`) unless told otherwise, always
 //! non-blocking and closed on exec.
 //!
 //! # Safety
 //!
-//! `getsockopt(SO_PEERCRED)` and `recvmsg`: `rustix` has no room for a peer whose process number cannot be seen from
+//! `getsockopt(SO_PEERCRED)`, `getsockopt(SO_PEERPIDFD)` and `recvmsg`: `rustix` has no room for a peer whose process number cannot be seen from
 //! here, and none for its descriptor. The kernel gets pointers to values and buffers that outlive the call, with their lengths, and ancillary
 //! data is walked with the C library's macros within the length that the kernel has told. Each descriptor that comes has one owner from then on.
 
@@ -25,9 +25,20 @@ use crate::udp::set_option;
 /// The most descriptors in one message (the kernel's `SCM_MAX_FD`).
 pub const MAX_FDS: usize = 253;
 /// The number of users that our user namespace does not know (`/proc/sys/kernel/overflowuid`).
-pub(crate) const OVERFLOW_UID: u32 = 65_534;
+pub const OVERFLOW_UID: u32 = 65_534;
 /// A descriptor of the sender's process beside a message (Linux 6.5).
 const SCM_PIDFD: i32 = 4;
+/// Whether messages may bring descriptors (Linux 6.16).
+const SO_PASSRIGHTS: i32 = 83;
+
+/// How bytes are kept apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Each message is received as a whole (`SOCK_SEQPACKET`).
+    Packets,
+    /// A stream of bytes (`SOCK_STREAM`).
+    Stream,
+}
 
 /// What a socket is called.
 #[derive(Clone, Copy, Debug)]
@@ -47,10 +58,13 @@ impl Name<'_> {
     }
 }
 
-fn socket() -> io::Result<OwnedFd> {
+fn socket(kind: Kind) -> io::Result<OwnedFd> {
     Ok(net::socket_with(
         AddressFamily::UNIX,
-        SocketType::SEQPACKET,
+        match kind {
+            Kind::Packets => SocketType::SEQPACKET,
+            Kind::Stream => SocketType::STREAM,
+        },
         SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
         None,
     )?)
@@ -63,8 +77,21 @@ fn socket() -> io::Result<OwnedFd> {
 /// `AddrInUse` when somebody listens there (or the path is no socket), `InvalidInput` for a name that
 /// is too long, those of making a file.
 pub fn listen(name: Name<'_>, backlog: u32) -> io::Result<OwnedFd> {
+    listen_as(name, Kind::Packets, backlog, false)
+}
+
+/// The same, where anybody may connect: messages say who sent them ([`ask_for_senders`]), and bring no descriptors until [`take_rights`] says so. A connection
+/// has both from its listener, since Linux 6.16 when it is made and not when it is accepted.
+///
+/// # Errors
+/// As [`listen`].
+pub fn listen_for_strangers(name: Name<'_>, kind: Kind, backlog: u32) -> io::Result<OwnedFd> {
+    listen_as(name, kind, backlog, true)
+}
+
+fn listen_as(name: Name<'_>, kind: Kind, backlog: u32, strangers: bool) -> io::Result<OwnedFd> {
     let addr = name.addr()?;
-    let fd = socket()?;
+    let fd = socket(kind)?;
     // Linux gives the file the mode that the socket has when it is bound.
     fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
     match (net::bind(&fd, &addr), name) {
@@ -74,12 +101,16 @@ pub fn listen(name: Name<'_>, backlog: u32) -> io::Result<OwnedFd> {
         }
         (done, _) => done?,
     }
+    if strangers {
+        ask_for_senders(&fd, true)?;
+        take_rights(&fd, false);
+    }
     net::listen(&fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(fd)
 }
 
 /// Whether this is a socket file that nobody listens on.
-fn is_dead(path: &Path) -> bool {
+pub fn is_dead(path: &Path) -> bool {
     // Connecting to a plain file is refused too.
     path.symlink_metadata()
         .is_ok_and(|m| m.file_type().is_socket())
@@ -92,9 +123,48 @@ fn is_dead(path: &Path) -> bool {
 /// `WouldBlock` while the listener's backlog is full, `ConnectionRefused` and `NotFound` when nobody
 /// listens, `PermissionDenied`.
 pub fn connect(name: Name<'_>) -> io::Result<OwnedFd> {
-    let fd = socket()?;
+    let fd = socket(Kind::Packets)?;
     net::connect(&fd, &name.addr()?)?;
     Ok(fd)
+}
+
+/// The same, where anybody may listen: no message brings descriptors until [`take_rights`] says so.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_to_stranger(name: Name<'_>, kind: Kind) -> io::Result<OwnedFd> {
+    let fd = socket(kind)?;
+    take_rights(&fd, false);
+    net::connect(&fd, &name.addr()?)?;
+    Ok(fd)
+}
+
+/// Whether messages may bring descriptors from now on; without, who sends one gets an error. Before Linux 6.16 they always may: then even the `close` of a
+/// socket waits for a descriptor in its queue that is slow to close (`SO_LINGER`, a FUSE file). Returns whether the kernel knows this.
+pub fn take_rights(fd: impl AsFd, on: bool) -> bool {
+    let on = i32::from(on);
+    set_option(fd.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, &on).is_ok()
+}
+
+/// Whether what waits to be received has no descriptors. Says yes of at most 64 KiB. None of them becomes one of this process.
+///
+/// # Errors
+/// Those of `ioctl(2)` and `recv(2)`.
+pub fn has_no_rights(fd: impl AsFd) -> io::Result<bool> {
+    ask_for_senders(&fd, false)?;
+    // A mark of urgent data would end the look before it.
+    let _ = sockopt::set_socket_oobinline(&fd, true);
+    let waiting = rustix::io::ioctl_fionread(&fd)?;
+    let mut bytes = vec![0; 64 << 10];
+    // Also of an empty queue: after this no send is under way that was let in before.
+    let seen = match recv_beside(&fd, &mut bytes, &mut [], libc::MSG_PEEK) {
+        Ok(seen) if seen.is_cut => return Ok(false),
+        Ok(seen) => seen.len,
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
+        Err(e) if e.kind() == io::ErrorKind::ConnectionReset => 0,
+        Err(_) => return Ok(false),
+    };
+    Ok(seen as u64 >= waiting)
 }
 
 /// Takes a waiting connection, or `None` when there is none.
@@ -172,6 +242,34 @@ pub fn peer_cred(fd: impl AsFd) -> io::Result<Cred> {
     Ok(Cred::new(cred))
 }
 
+/// The process that made the other end of a connection, when it did so.
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 6.5; before 6.16 others if the process is gone.
+pub fn peer_process(fd: impl AsFd) -> io::Result<OwnedFd> {
+    let mut process: RawFd = -1;
+    let mut len = size_of_val(&process) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `process`, and the new length to `len`.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            fd.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            &raw mut process,
+            &raw mut len,
+        )
+    };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if process < 0 {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // SAFETY: a new descriptor that nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(process) })
+}
+
 /// From now on messages that are received say who sent them ([`Packet::sender`]), or do not. Connections have it from their listener.
 ///
 /// # Errors
@@ -200,14 +298,18 @@ pub fn send_with_fds(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
 /// The same, with our process and effective user and group: the kernel sees to it that they are ours.
 ///
 /// # Errors
-/// As [`send_with_fds`]; `InvalidInput` too when our user namespace does not know our user or group.
+/// As [`send_with_fds`]; `InvalidInput` too when our user namespace does not know our user.
 pub fn send_signed(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let ourselves = UCred {
         pid: rustix::process::getpid(),
         uid: rustix::process::geteuid(),
         gid: rustix::process::getegid(),
     };
-    send(fd.as_fd(), bytes, fds, Some(ourselves))
+    match send(fd.as_fd(), bytes, fds, Some(ourselves)) {
+        // The group has no number in our user namespace. Then the kernel names the real user and group.
+        Err(e) if e.kind() == io::ErrorKind::InvalidInput => send(fd.as_fd(), bytes, fds, None),
+        sent => sent,
+    }
 }
 
 fn send(
@@ -251,6 +353,8 @@ pub struct Packet {
     pub fds: Vec<OwnedFd>,
     /// Who sent it; `None` unless [`ask_for_senders`] asks.
     pub sender: Option<Sender>,
+    /// There were more bytes or descriptors than it has; only of [`peek`].
+    pub is_cut: bool,
 }
 
 /// The sender of a message, when it was sent.
@@ -280,8 +384,30 @@ pub fn recv_with_fds(
 /// `WouldBlock` when nothing has arrived; `InvalidData` when the message does not fit `buf` or came with more
 /// descriptors: those that came are closed.
 pub fn recv(fd: impl AsFd, buf: &mut [u8], max_fds: usize) -> io::Result<Option<Packet>> {
+    match recv_as(fd, buf, max_fds, 0)? {
+        Some(packet) if packet.is_cut => Err(io::ErrorKind::InvalidData.into()),
+        packet => Ok(packet),
+    }
+}
+
+/// The same, and the message stays: its descriptors are duplicates. A message that is cut is no error, so that its descriptors are the caller's: each `close`
+/// of a file can take long, also that of a duplicate (`flush` of FUSE).
+///
+/// # Errors
+/// As [`recv`], but `InvalidData`.
+pub fn peek(fd: impl AsFd, buf: &mut [u8], max_fds: usize) -> io::Result<Option<Packet>> {
+    recv_as(fd, buf, max_fds, libc::MSG_PEEK)
+}
+
+fn recv_as(
+    fd: impl AsFd,
+    buf: &mut [u8],
+    max_fds: usize,
+    how: libc::c_int,
+) -> io::Result<Option<Packet>> {
+    let max_fds = max_fds.min(MAX_FDS);
     let sizes = [
-        max_fds.min(MAX_FDS) * size_of::<RawFd>(),
+        max_fds * size_of::<RawFd>(),
         size_of::<libc::ucred>(),
         size_of::<RawFd>(),
     ];
@@ -289,6 +415,18 @@ pub fn recv(fd: impl AsFd, buf: &mut [u8], max_fds: usize) -> io::Result<Option<
     let room = sizes.map(|size| unsafe { libc::CMSG_SPACE(size as u32) } as usize);
     // Aligned as headers are.
     let mut control = vec![0_u64; room.iter().sum::<usize>().div_ceil(8)];
+    let got = recv_beside(fd, buf, &mut control, how)?;
+    let is_cut = got.is_cut || got.fds.len() > max_fds;
+    Ok((got.len != 0).then_some(Packet { is_cut, ..got }))
+}
+
+/// What comes beside the message has this room; without any, no descriptor comes.
+fn recv_beside(
+    fd: impl AsFd,
+    buf: &mut [u8],
+    control: &mut [u64],
+    how: libc::c_int,
+) -> io::Result<Packet> {
     let iov = libc::iovec {
         iov_base: buf.as_mut_ptr().cast(),
         iov_len: buf.len(),
@@ -298,17 +436,19 @@ pub fn recv(fd: impl AsFd, buf: &mut [u8], max_fds: usize) -> io::Result<Option<
     m.msg_iov = (&raw const iov).cast_mut();
     m.msg_iovlen = 1;
     m.msg_control = control.as_mut_ptr().cast();
-    m.msg_controllen = size_of_val(control.as_slice()) as _;
+    m.msg_controllen = size_of_val(control) as _;
     let fd = fd.as_fd().as_raw_fd();
-    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT | how;
     // SAFETY: the message points at buffers that outlive the call, with their lengths.
     let len = retry(|| unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut m, flags) })?;
     // SAFETY: the kernel has just filled it, and nothing else takes the descriptors out of it.
     let (fds, sender) = unsafe { ancillary(&m) };
-    if m.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) != 0 || fds.len() > max_fds {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    Ok((len != 0).then_some(Packet { len, fds, sender }))
+    Ok(Packet {
+        len,
+        fds,
+        sender,
+        is_cut: m.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) != 0,
+    })
 }
 
 /// Takes out what came beside a message.

@@ -2,11 +2,11 @@
 //!
 //! All numbers are big-endian. The messages are in `docs/spec/run.md`.
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
 use std::net::SocketAddr;
 use weft_run::addr::{get_addr, put_addr};
-use weft_run::hosts::{BEGINNING, ENOUGH, Registration};
+use weft_run::hosts::{BEGINNING, Registration};
+use weft_run::proof;
+pub use weft_run::proof::{DIGEST, Prover, digest};
 
 const MAGIC: [u8; 8] = *b"weftrunH";
 const VERSION: u16 = 1;
@@ -15,8 +15,6 @@ const ADDR: usize = 18;
 pub const OPEN: usize = 8 + 2 + 2 + 2 * ADDR + 32;
 /// Connections that are offered at a time: more than one only where addresses are translated on the way.
 pub const CANDIDATES: usize = 8;
-/// Bytes of a digest.
-pub const DIGEST: usize = 32;
 /// In a verdict: none of the connections.
 pub const NONE: u8 = 0xff;
 
@@ -78,44 +76,7 @@ impl Open {
 
 /// Returns how many bytes of each direction's beginning both ends know: from the dialler, and to it. `None`: too few to distinguish connections.
 pub fn common(open: &Open, accepted: &Registration) -> Option<[u8; 2]> {
-    let ours = [
-        accepted.received.bytes().len() as u8,
-        accepted.sent.bytes().len() as u8,
-    ];
-    let both = [open.known[0].min(ours[0]), open.known[1].min(ours[1])];
-    (usize::from(both[0]) + usize::from(both[1]) >= ENOUGH).then_some(both)
-}
-
-/// The end that proves that it knows the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Prover {
-    /// The end that has called `connect`.
-    Dialler,
-    /// The end that has called `accept`.
-    Acceptor,
-}
-
-/// The keyed digest over the first bytes that both ends know. The key is fresh for each attempt and comes from both.
-pub fn digest(
-    who: Prover,
-    nonces: &[[u8; 32]; 2],
-    lens: [u8; 2],
-    from_dialler: &[u8],
-    to_dialler: &[u8],
-) -> Option<Hmac<Sha256>> {
-    let (a, b) = (
-        from_dialler.get(..usize::from(lens[0]))?,
-        to_dialler.get(..usize::from(lens[1]))?,
-    );
-    let mut mac = Hmac::<Sha256>::new_from_slice(&nonces.concat()).ok()?;
-    mac.update(match who {
-        Prover::Dialler => b"weft run, dialler ",
-        Prover::Acceptor => b"weft run, acceptor",
-    });
-    mac.update(&lens);
-    mac.update(a);
-    mac.update(b);
-    Some(mac)
+    proof::common(open.known, &accepted.received, &accepted.sent)
 }
 
 /// Bytes of a frame's head.
@@ -177,6 +138,7 @@ impl Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hmac::Mac;
     use weft_run::connection::Carrier;
     use weft_run::hosts::Beginning;
     use weft_run::meet::Ends;

@@ -1,4 +1,5 @@
-//! The bell: a pair of connected Unix sockets with small buffers, whose readiness is that of the ring.
+//! The bell: a pair of connected Unix sockets with small buffers, whose readiness is that of the ring. It is the wire by which the two ends have met, or a
+//! [pair](pair()) of the process that carries the bytes.
 //!
 //! A few bytes under way mean data and leave the socket writable; [`FILL`] more make it unwritable, which is what a full ring looks like. The
 //! receiver reads them when the ring is empty or has room again. [`Side`] counts the bytes that each side owes, under `rx_lock`.
@@ -12,6 +13,7 @@ use weft_ring::Role;
 use weft_ring::stream::{FILL, Stream, Wish};
 use weft_run::connection::{Carrier, Route};
 use weft_run::meet::Why;
+use weft_sys::unix;
 
 use crate::chan::{Chan, Side};
 use crate::patience::millis;
@@ -47,8 +49,14 @@ pub(crate) const PATIENCE_MS: c_int = 50;
 
 /// A channel for a socket, with our end of the bell.
 pub(crate) fn channel(stream: Stream, role: Role, bell: OwnedFd, fd: c_int) -> Result<Chan, Why> {
+    let raw = bell.as_raw_fd();
     // SAFETY: the bell is ours; waits on it are to block.
-    unsafe { next::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) };
+    unsafe { next::fcntl(raw, libc::F_SETFL, 0) };
+    // Urgent data would make it readable with nothing to read.
+    for (option, value) in [(libc::SO_SNDBUF, &ROOM), (libc::SO_OOBINLINE, &1)] {
+        kernel::set_option(raw, libc::SOL_SOCKET, option, value);
+    }
+    unix::take_rights(&bell, false);
     let bell = hidden::hide(bell).ok_or(Why::Descriptors)?;
     let chan = Chan::new(stream, role, bell, kernel::is_nonblocking(fd)).ok_or(Why::System)?;
     let inq = kernel::tcp_number(fd, libc::TCP_INQ).unwrap_or(0);
@@ -177,7 +185,7 @@ pub(crate) fn follow_death(fd: c_int, chan: &Chan) -> bool {
     let has_ended = || kernel::poll_one(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP != 0;
     // A process that dies closes both, one a moment after the other.
     let is_dead =
-        (is_cut() || has_ended()) && side.patience.wait(u64::MAX, || is_cut() && has_ended());
+        (is_cut() || has_ended()) && chan.patience().wait(u64::MAX, || is_cut() && has_ended());
     if !is_dead || kernel::unread(fd) > 0 || side.is_reset.swap(1, SeqCst) != 0 {
         return false;
     }
@@ -253,7 +261,7 @@ fn await_count(chan: &Chan, side: &Side) -> bool {
         std::hint::spin_loop();
         is_counted()
     });
-    let is_over = is_over || side.patience.wait(BETWEEN, is_counted);
+    let is_over = is_over || chan.patience().wait(BETWEEN, is_counted);
     let has_rung = absorb(chan, side);
     if !is_over && !has_rung {
         let taken = take(chan.bell(), i64::MAX);
@@ -272,7 +280,7 @@ fn collect(chan: &Chan, side: &Side) {
     let mut taken = take(chan.bell(), owed);
     let is_fresh = side.fresh.swap(0, Relaxed) != 0;
     if is_fresh && taken < owed {
-        side.patience.wait_readable(chan.bell(), BETWEEN);
+        chan.patience().wait_readable(chan.bell(), BETWEEN);
         taken += take(chan.bell(), owed - taken);
     }
     side.owed.store(owed - taken, Relaxed);

@@ -14,6 +14,7 @@ use weft_ring::stream::Stream;
 use weft_ring::{Role, checked};
 use weft_run::connection::{Carrier, Route};
 use weft_run::lend::Policy;
+use weft_run::peers::Guest;
 use weft_sys::memfd::Mapping;
 
 use crate::iov::copy_pieces;
@@ -21,7 +22,7 @@ use crate::lock::{self, SharedLock};
 use crate::patience::Patience;
 use crate::private::{Guards, Private};
 use crate::state::SharedRoute;
-use crate::{clock, kernel};
+use crate::{clock, guests, kernel};
 use weft_sys::spin::Spun;
 
 /// State of one side of a channel, shared by the processes that share the socket. One page.
@@ -71,8 +72,8 @@ pub(crate) struct Side {
     /// The time limits of the program's calls (`SO_RCVTIMEO`, `SO_SNDTIMEO`), in nanoseconds; 0: none.
     pub(crate) receive_limit: AtomicU64,
     pub(crate) send_limit: AtomicU64,
-    /// For a peer that is between two steps.
-    pub(crate) patience: Patience,
+    /// For a peer of our own user: see [`Chan::patience`].
+    patience: Patience,
     /// When a sender was found held back first, in milliseconds; 0: it is not.
     pub(crate) held_since: AtomicU64,
 }
@@ -112,6 +113,8 @@ pub(crate) struct Chan {
     /// This process, and the peer's, when they met; 0: unknown. Only they lend memory to each other.
     pub(crate) process: u32,
     pub(crate) peer_process: u32,
+    /// The peer is of another user: no memory is lent either way, and its process is not looked at.
+    pub(crate) guest: Option<Guest>,
     /// We have said that we lend; we have answered the peer.
     pub(crate) introduced: AtomicBool,
     pub(crate) answered: AtomicBool,
@@ -131,6 +134,7 @@ impl Chan {
             carrier: Carrier::Here,
             process: lock::own(),
             peer_process: 0,
+            guest: None,
             introduced: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             lent: Lent::default(),
@@ -146,6 +150,14 @@ impl Chan {
     pub(crate) fn side(&self) -> &Side {
         // SAFETY: the mapping is of a page of zeros, which are a `Side`, and lives as long as `self`.
         unsafe { &*self.side.as_ptr().cast() }
+    }
+
+    /// For a peer that is between two steps.
+    pub(crate) fn patience(&self) -> &Patience {
+        match &self.guest {
+            Some(guest) => guests::patience(guest),
+            None => &self.side().patience,
+        }
     }
 
     #[inline]
@@ -187,7 +199,7 @@ impl Chan {
     fn wait_for_release(&self) -> bool {
         let side = self.side();
         let is_over = || !self.stream.is_held(self.role);
-        if !side.patience.wait(HELD_MOMENT, is_over) {
+        if !self.patience().wait(HELD_MOMENT, is_over) {
             let now = clock::now_ms();
             let first = side.held_since.compare_exchange(0, now, Relaxed, Relaxed);
             if now.saturating_sub(first.err().unwrap_or(now)) < HELD_MS {

@@ -7,7 +7,6 @@
 
 use libc::{c_int, ssize_t};
 use std::cell::UnsafeCell;
-use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
@@ -16,10 +15,12 @@ use weft_run::connection::Phase;
 use weft_run::gate::Gate;
 use weft_run::hosts::Beginning;
 use weft_run::ledger::Word;
-use weft_run::meet::{Ends, Why};
+use weft_run::meet::{Dialled, Ends, Pending, Why, Wire};
 
 use crate::chan::Chan;
+use crate::hidden::Own;
 use crate::ledger::Row;
+use crate::meeting::Meeting;
 use crate::private::{self, Guards, Held, Private};
 use crate::state::SharedPhase;
 use crate::table::{self, Socket};
@@ -136,12 +137,45 @@ impl Reg {
 pub(crate) struct Slow {
     pub(crate) ends: Option<Ends>,
     pub(crate) listener: Option<c_int>,
-    pub(crate) pending: Option<OwnedFd>,
+    pub(crate) pending: Pending<Own>,
+    /// The wire to the responder, hidden, until there is a channel.
+    pub(crate) dialled: Option<Dialled<c_int>>,
+    /// The meeting through a folder, until there is a channel.
+    pub(crate) meeting: Option<Meeting>,
+    /// The kernel has told the peer's user.
+    pub(crate) knows_user: bool,
     /// The connection to the broker, hidden, until there is a channel.
     pub(crate) wire: Option<c_int>,
     /// The first bytes sent and received.
     pub(crate) beginnings: Option<Box<(Beginning, Beginning)>>,
     pub(crate) regs: Vec<Reg>,
+}
+
+impl Slow {
+    /// The hidden descriptors that are needed to find the peer, by their numbers.
+    pub(crate) fn wires(&mut self) -> impl Iterator<Item = &mut c_int> {
+        let by_folder = self.meeting.iter_mut().flat_map(Meeting::wires);
+        let pending = self.pending.iter_mut().filter_map(Wire::descriptor);
+        let dialled = self.dialled.as_mut().map(|dialled| &mut dialled.wire);
+        let others = [self.listener.as_mut(), self.wire.as_mut(), dialled];
+        let others = others.into_iter().flatten();
+        others.chain(by_folder).chain(pending.map(|own| &mut own.0))
+    }
+
+    /// Whether the next step of a meeting is due.
+    pub(crate) fn is_meeting(&self) -> bool {
+        let by_folder = self.meeting.as_ref().is_some_and(Meeting::is_under_way);
+        self.dialled.is_some() || !self.pending.is_empty() || by_folder
+    }
+
+    /// Closes the descriptors that are needed to find the peer.
+    pub(crate) fn close_wires(&mut self) {
+        // These close theirs themselves.
+        self.pending.clear();
+        self.meeting = None;
+        self.wires().for_each(|fd| hidden::close(*fd));
+        (self.listener, self.wire, self.dialled) = (None, None, None);
+    }
 }
 
 #[repr(align(64))]
@@ -164,6 +198,8 @@ pub(crate) struct Conn {
     pub(crate) in_rx: AtomicU32,
     /// The broker has been asked for the peer's host, and has not answered yet.
     pub(crate) asked: AtomicBool,
+    /// The next step of a meeting is due.
+    pub(crate) meets: AtomicBool,
     /// By `connect`, not by `accept`.
     pub(crate) dialled: AtomicBool,
     /// The [`Chan::follow_key`] that our registrations in epoll sets follow. Another process that shares the socket may have changed it.
@@ -357,10 +393,8 @@ impl Conn {
     pub(crate) fn recycle(&'static self, big: &Big) {
         self.tell_tcp();
         self.row.put(Word::Closed, 1);
-        let slow = std::mem::take(self.slow(big));
-        for fd in [slow.listener, slow.wire].into_iter().flatten() {
-            hidden::close(fd);
-        }
+        let mut slow = std::mem::take(self.slow(big));
+        slow.close_wires();
         for mut reg in slow.regs {
             reg.close_own();
         }
@@ -460,6 +494,7 @@ impl Conn {
         self.gate.reset();
         self.dialled.store(false, Relaxed);
         self.asked.store(false, Relaxed);
+        self.meets.store(false, Relaxed);
         self.shared.store(null_mut(), Relaxed);
         let mut closed = CLOSED.lock();
         closed.kept.retain(|kept| !std::ptr::eq(*kept, self));

@@ -288,11 +288,9 @@ fn move_away(fd: c_int) {
                 moved = true;
             }
             let slow = conn.slow(&big);
-            for ours in [&mut slow.listener, &mut slow.wire] {
-                if *ours == Some(fd) {
-                    *ours = Some(new);
-                    moved = true;
-                }
+            for ours in slow.wires().filter(|ours| **ours == fd) {
+                *ours = new;
+                moved = true;
             }
             moved |= conn.kept_moves(fd, new) || regs::own_moves(&mut slow.regs, fd, new);
         }

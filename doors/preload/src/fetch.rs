@@ -240,7 +240,7 @@ pub(crate) unsafe fn take(
                 break;
             }
             // A call that has to return all available bytes waits for the move, which is one copy.
-            Ok(None) if side.patience.nap(PAUSE) => continue,
+            Ok(None) if chan.patience().nap(PAUSE) => continue,
             Ok(None) => {
                 bad = Some(Took::Busy);
                 break;

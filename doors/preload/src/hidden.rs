@@ -2,7 +2,9 @@
 
 use libc::c_int;
 use std::ops::Range;
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+
+use weft_run::meet::Hidden;
 
 use crate::private::{Guards, Private};
 use crate::table::{self, Entry, MAX_FD};
@@ -71,8 +73,51 @@ pub(crate) fn duplicate(fd: c_int) -> Option<c_int> {
     Some(new)
 }
 
+/// A hidden descriptor for the library's own code, as one that it has just made.
+pub(crate) fn show(fd: c_int) -> OwnedFd {
+    table::put(fd, Entry::NONE);
+    // SAFETY: it is ours, and nobody has it any more.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
 pub(crate) fn close(fd: c_int) {
     table::put(fd, Entry::NONE);
     // SAFETY: it is ours.
     unsafe { next::close(fd) };
+}
+
+/// A descriptor of the library's own, closed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Own(pub(crate) c_int);
+
+impl Own {
+    pub(crate) fn new(fd: OwnedFd) -> Option<Own> {
+        hide(fd).map(Own)
+    }
+}
+
+impl AsFd for Own {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        kernel::borrowed(self.0)
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if self.0 >= 0 {
+            close(self.0);
+        }
+    }
+}
+
+impl From<Own> for OwnedFd {
+    fn from(own: Own) -> OwnedFd {
+        show(std::mem::ManuallyDrop::new(own).0)
+    }
+}
+
+impl Hidden for Own {
+    fn hide(fd: OwnedFd) -> Option<Own> {
+        Own::new(fd)
+    }
 }

@@ -22,6 +22,7 @@ use weft_run::hosts::{self, Answer, BEGINNING, ENOUGH, Registration};
 use weft_run::ledger::Word;
 use weft_run::meet::{Ends, Why};
 use weft_run::pace;
+use weft_sys::settings::LOCAL_DIR;
 
 use crate::bell::{self, Heard};
 use crate::chan::Chan;
@@ -51,11 +52,17 @@ pub(crate) fn wanted() -> Option<Carrier> {
     })
 }
 
+/// Whether the first bytes of connections are kept: a broker, or a peer in another network namespace, is shown that they are the same.
+pub(crate) fn keeps_beginnings() -> bool {
+    static KEEPS: OnceLock<bool> = OnceLock::new();
+    *KEEPS.get_or_init(|| wanted().is_some() || LOCAL_DIR.path().is_some())
+}
+
 /// Keeps the first bytes of what goes out (before they are counted).
 pub(crate) fn note_sent(conn: &Conn, source: &Source<'_>, n: u64) {
     let position = conn.gate.count();
     if position < BEGINNING as u64
-        && wanted().is_some()
+        && keeps_beginnings()
         && let Source::Memory(iov) = source
     {
         note(conn, iov, position, n, true);
@@ -65,7 +72,7 @@ pub(crate) fn note_sent(conn: &Conn, source: &Source<'_>, n: u64) {
 /// Keeps the first bytes of what comes in (before they are counted).
 pub(crate) fn note_received(conn: &Conn, iov: &[iovec], n: u64) {
     let position = conn.rx_count.load(Relaxed);
-    if position < BEGINNING as u64 && wanted().is_some() {
+    if position < BEGINNING as u64 && keeps_beginnings() {
         note(conn, iov, position, n, false);
     }
 }

@@ -8,6 +8,7 @@ use libc::{
     c_char, c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t,
     ssize_t, timespec,
 };
+use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::connection::Route;
@@ -299,6 +300,18 @@ pub(crate) fn by_stdio(fd: c_int) {
         return_to_tcp::end_with_unread(conn);
     }
     dgram::make_plain(fd, Why::Stdio);
+}
+
+/// A stream of the C library is opened on the descriptor, in a mode of `fdopen(3)`.
+pub(crate) unsafe fn opens_stream(fd: c_int, mode: *const c_char) {
+    // SAFETY: the caller's promise: a string, if it is one.
+    let mode = (!mode.is_null()).then(|| unsafe { CStr::from_ptr(mode) }.to_bytes());
+    // Bytes that wait in the ring are for the program's own receives then.
+    if mode.is_some_and(|mode| matches!(mode, [b'w' | b'a', ..]) && !mode.contains(&b'+')) {
+        writes_by_stdio(fd);
+    } else {
+        by_stdio(fd);
+    }
 }
 
 /// The C library writes by itself from now on.

@@ -229,6 +229,12 @@ pub(crate) fn tcp_state(fd: c_int) -> Option<c_int> {
     tcp_number(fd, libc::TCP_INFO).map(|info| info & 0xff)
 }
 
+/// Returns true if neither side of a TCP connection has ended its direction.
+pub(crate) fn is_established(fd: c_int) -> bool {
+    const ESTABLISHED: c_int = 1;
+    tcp_state(fd) == Some(ESTABLISHED)
+}
+
 /// Returns true if the kernel has ended a TCP connection, and the program has not been told of the error.
 pub(crate) fn is_aborted(fd: c_int) -> bool {
     const CLOSE: c_int = 7;

@@ -178,10 +178,11 @@ pub(crate) fn explain() {
             row.ring.1,
             row.tcp.1
         );
-        if row.why != Why::None {
-            text += " (";
-            text += row.why.text();
-            text += ")";
+        for about in [row.about_user(), row.about_why().map(str::to_owned)]
+            .into_iter()
+            .flatten()
+        {
+            let _ = write!(text, " ({about})");
         }
         text += "\n";
         if !row.lent.is_empty() {

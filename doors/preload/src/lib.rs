@@ -10,11 +10,11 @@
 //! A module imports modules of earlier lines, and of its own line without cycles:
 //!
 //! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `private`, `memory`, `settings`: the functions behind ours, and small tools
-//! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
-//! - `chan`, `conn`, `bell`: a TCP socket and its channel
+//! - `table`, `hidden`, `ledger`, `guests`, `meeting`: the kind of each descriptor; reports to users; peers of other users; meetings in containers
+//! - `chan`, `conn`, `bell`, `peer`: a TCP socket and its channel
 //! - `sets`, `long_list`, `regs`, `ring_poll`, `ready`, and `dgram`: epoll; UDP sockets
 //! - `direction`, `lend`, `fetch`, `stalled_ring`: each direction onto its ring and back; large sends from the program's memory
-//! - `hosts`, `link`: how a connection comes to a channel
+//! - `hosts`, `containers`, `link`: how a connection comes to a channel
 //! - `rx`, `return_to_tcp`, `tx`, `poll`: the ways of bytes, back to TCP too, and waiting for them
 //! - `io`, `fd`, `sock`, `spawn`, `process`, `child_env`, `exec`, `privileges`, `clone`, `direct`: the C library's names, for every kind of descriptor
 //!
@@ -35,6 +35,7 @@ mod child_env;
 mod clock;
 mod clone;
 mod conn;
+mod containers;
 mod counts;
 mod dgram;
 mod direct;
@@ -43,6 +44,7 @@ mod edges;
 mod exec;
 mod fd;
 mod fetch;
+mod guests;
 mod handlers;
 mod hidden;
 mod hosts;
@@ -54,9 +56,11 @@ mod lend;
 mod link;
 mod lock;
 mod long_list;
+mod meeting;
 mod memory;
 mod next;
 mod patience;
+mod peer;
 mod poll;
 mod private;
 mod privileges;
@@ -85,7 +89,8 @@ extern "C" fn at_start() {
     handlers::start();
     process::watch_forks();
     lend::start();
-    hosts::wanted();
+    hosts::keeps_beginnings();
+    guests::peers();
     let wrong = environment::wrong(&environment::OF_RUN);
     if let Some(wrong) = wrong.first() {
         settings::refuse(format!(

@@ -5,22 +5,21 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::Role;
-use weft_ring::stream::Stream;
 use weft_run::connection::Phase;
 use weft_run::connection::over::{self, Answer};
 use weft_run::gate::Join;
-use weft_run::meet::{self, Ends, Why};
+use weft_run::ledger::Word;
+use weft_run::meet::{self, Dialled, Ends, Why};
 use weft_run::pace;
+use weft_run::peers::User;
 
-use crate::bell::{self, channel};
 use crate::chan::Chan;
 use crate::conn::{Big, Conn, Inside, Slow, big};
 use crate::direction::{close_sending, tx_after};
+use crate::guests::{self, count_in};
 use crate::kernel::borrowed;
-use crate::{counts, hidden, hosts, kernel, settings};
-
-/// Bytes that a direction's ring holds.
-const RING_BYTES: u32 = 256 << 10;
+use crate::peer::{made, new_stream, open_stream};
+use crate::{containers, counts, hidden, hosts, kernel, settings};
 
 /// Counts a send or receive, and looks for the peer when that is due.
 #[inline]
@@ -34,7 +33,8 @@ pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
     {
         return;
     }
-    if pace::is_due(n) || (n.is_multiple_of(pace::ANSWER) && conn.asked.load(Relaxed)) {
+    let is_expected = || conn.asked.load(Relaxed) || conn.meets.load(Relaxed);
+    if pace::is_due(n) || (n.is_multiple_of(pace::ANSWER) && is_expected()) {
         look(conn, fd, n, inside);
     }
 }
@@ -67,9 +67,13 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         },
     };
     let is_local = ends.may_be_local();
-    if !is_local && hosts::wanted().is_none() {
+    if !is_local && !hosts::keeps_beginnings() {
         return conn.plain(Why::Elsewhere);
     }
+    // The broker is asked when nobody has come through the folder.
+    let by_folder = !is_local
+        && containers::folder().is_some()
+        && (n <= BY_FOLDER || hosts::wanted().is_none());
     conn.row.begin(fd, &ends);
     // Those that are set later are seen; these may come from the listener.
     if is_first && kernel::has_options_of_tcp(fd) {
@@ -80,35 +84,70 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         return;
     }
     let made = match (hosts::wanted(), ends.role()) {
+        _ if by_folder => containers::look(conn, fd, ends, &big),
         (Some(carrier), _) if !is_local => hosts::look(conn, fd, n, ends, carrier, &big),
-        (_, Role::Initiator) => dial(fd, &ends),
+        (_, Role::Initiator) => dial(conn, fd, &ends, &big),
         (_, Role::Responder) => take(conn, fd, &ends, &big),
     };
+    let made = match made {
+        Ok(None) | Err(Why::NameTaken) if is_local && n >= LOOK_AT_USER => {
+            meet_user(conn, fd, conn.slow(&big)).and(made)
+        }
+        made => made,
+    };
+    let is_meeting = conn.slow(&big).is_meeting();
+    conn.meets.store(is_meeting, Relaxed);
+    let is_last = n >= pace::LAST_STEP || n >= pace::LAST_LOOK && !is_meeting;
     match made {
         Ok(Some(chan)) => {
             conn.note(Why::None);
             let slow = conn.slow(&big);
-            slow.pending = None;
-            close_wires(slow);
+            slow.close_wires();
             conn.link(chan, &big);
             drop(big);
             join(conn, inside);
         }
-        Ok(None) if n >= pace::LAST_LOOK => give_up(conn, Why::NoPeer, &big),
-        Ok(None) if is_local && n >= LATE_LOOK => conn.note(Why::NoPeer),
-        Ok(None) if is_local => conn.note(Why::NotYet),
+        Ok(None) if is_last => give_up(conn, Why::NoPeer, &big),
+        Ok(None) if (is_local || by_folder) && n >= LATE_LOOK => conn.note(Why::NoPeer),
+        Ok(None) if is_local || by_folder => conn.note(Why::NotYet),
         Ok(None) => {}
+        // Who has the name may let it go. In a folder that user need not be the peer's.
+        Err(why) if !is_last && (why == Why::NameTaken || by_folder && why == Why::OtherUser) => {
+            conn.note(why);
+        }
         Err(why) => give_up(conn, why, &big),
     }
+}
+
+/// Calls of ours in which a peer under `weft run` would come through the folder.
+const BY_FOLDER: u64 = 32;
+
+/// After as many calls of ours a peer of our user would mostly have met us.
+const LOOK_AT_USER: u64 = 8;
+
+/// Notes the peer's user, once. Fails if we do not meet that user. `false`: no process has the peer's end yet.
+fn meet_user(conn: &Conn, fd: c_int, slow: &mut Slow) -> Result<bool, Why> {
+    if slow.knows_user {
+        return Ok(true);
+    }
+    let peer = match meet::peer(borrowed(fd), guests::peers()) {
+        Ok(Some(peer)) => peer,
+        Ok(None) => return Ok(false),
+        // A sandbox keeps the kernel's answer from us. That is no reason as long as no peer has come.
+        Err(_) => return Ok(true),
+    };
+    slow.knows_user = true;
+    if peer.user != Some(User::Own) {
+        conn.row.put(Word::PeerUser, 1 + u64::from(peer.uid));
+    }
+    peer.user.map(|_| true).ok_or(Why::OtherUser)
 }
 
 /// After as many calls of ours a peer under `weft run` would have looked for us, unless it reads nothing.
 const LATE_LOOK: u64 = 256;
 
 pub(crate) fn give_up(conn: &'static Conn, why: Why, big: &Big) {
-    let slow = conn.slow(big);
-    slow.pending = None;
-    close_wires(slow);
+    conn.slow(big).close_wires();
     conn.plain(why);
 }
 
@@ -123,30 +162,43 @@ pub(crate) fn stop_asking(conn: &'static Conn) {
     }
 }
 
-/// Closes the descriptors that were needed to find the peer.
-fn close_wires(slow: &mut Slow) {
-    for fd in [slow.listener.take(), slow.wire.take()]
-        .into_iter()
-        .flatten()
-    {
-        hidden::close(fd);
+/// The initiator's part.
+fn dial(conn: &Conn, fd: c_int, ends: &Ends, big: &Big) -> Result<Option<Chan>, Why> {
+    let slow = conn.slow(big);
+    let dialled = if let Some(dialled) = slow.dialled.take() {
+        dialled
+    } else {
+        let Some(dialled) = meet::dial(ends, guests::peers())? else {
+            return Ok(None);
+        };
+        dialled.map(hidden::hide).ok_or(Why::Descriptors)?
+    };
+    match meet::is_let_in(borrowed(dialled.wire)) {
+        None => {
+            slow.dialled = Some(dialled);
+            Ok(None)
+        }
+        Some(true) if dialled.is_current() => offer(conn, fd, dialled),
+        // The next look dials again.
+        Some(_) => {
+            hidden::close(dialled.wire);
+            Ok(None)
+        }
     }
 }
 
-/// The initiator's part.
-fn dial(fd: c_int, ends: &Ends) -> Result<Option<Chan>, Why> {
-    let Some(wire) = meet::dial(ends)? else {
+/// Makes the channel whose bell is this wire.
+fn offer(conn: &Conn, fd: c_int, dialled: Dialled<c_int>) -> Result<Option<Chan>, Why> {
+    let wire = hidden::show(dialled.wire);
+    let Some(peer) = meet::peer(borrowed(fd), guests::peers())? else {
         return Ok(None);
     };
-    let Some(cookie) = meet::peer_cookie(borrowed(fd))? else {
-        return Ok(None);
-    };
-    let (stream, segment) = Stream::create(RING_BYTES).map_err(|_| Why::System)?;
-    let (ours, theirs) = bell::pair().ok_or(Why::System)?;
-    meet::offer(&wire, borrowed(fd), cookie, segment.as_fd(), theirs.as_fd())?;
-    let mut chan = channel(stream, Role::Initiator, ours, fd)?;
-    chan.peer_process = meet::peer_process(&wire);
-    Ok(Some(chan))
+    let user = dialled.agree(&peer)?;
+    let guest = count_in(&conn.row, user)?;
+    let (stream, segment) = new_stream(user)?;
+    meet::offer(&wire, borrowed(fd), peer.cookie, segment.as_fd())?;
+    let process = (user == User::Own).then(|| meet::peer_process(&wire));
+    made((stream, Role::Initiator, wire), fd, process, guest)
 }
 
 /// The responder's part.
@@ -155,23 +207,21 @@ fn take(conn: &'static Conn, fd: c_int, ends: &Ends, big: &Big) -> Result<Option
     let listener = if let Some(listener) = slow.listener {
         listener
     } else {
-        // The name is taken: by another process that shares the socket, or by one that wants to prevent the meeting.
-        let Ok(listener) = meet::listen(ends) else {
+        // A peer that is not met finds no listener.
+        if !meet_user(conn, fd, slow)? {
             return Ok(None);
-        };
-        let listener = hidden::hide(listener).ok_or(Why::Descriptors)?;
+        }
+        let listener = hidden::hide(meet::listen(ends)?).ok_or(Why::Descriptors)?;
         *slow.listener.insert(listener)
     };
-    let Some(offer) = meet::take(borrowed(listener), &mut slow.pending, borrowed(fd))? else {
+    let (listener, socket) = (borrowed(listener), borrowed(fd));
+    let Some(offer) = meet::take(listener, &mut slow.pending, socket, guests::peers())? else {
         return Ok(None);
     };
-    let stream = Stream::open(offer.segment).map_err(|_| Why::Broken)?;
-    if stream.capacity() != RING_BYTES as usize {
-        return Err(Why::Broken);
-    }
-    let mut chan = channel(stream, Role::Responder, offer.bell, fd)?;
-    chan.peer_process = offer.process;
-    Ok(Some(chan))
+    let guest = count_in(&conn.row, offer.user)?;
+    let stream = open_stream(offer.segment, offer.user)?;
+    let process = (offer.user == User::Own).then_some(offer.process);
+    made((stream, Role::Responder, offer.bell), fd, process, guest)
 }
 
 /// From here on the peer can follow what we send over TCP. Only when no send is under way, and the kernel has the count that we have. `false`: not yet.

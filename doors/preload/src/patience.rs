@@ -18,6 +18,12 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
+    pub(crate) const fn new() -> Patience {
+        Patience {
+            due: AtomicU64::new(0),
+        }
+    }
+
     /// Waits by `call` for the nanoseconds that are left, at most `limit`. `None`: nothing is left.
     fn spend<T>(&self, limit: u64, call: impl FnOnce(u64) -> T) -> Option<T> {
         let begun = clock::now();

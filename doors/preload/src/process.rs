@@ -15,13 +15,13 @@ use weft_run::meet::Why;
 
 use crate::chan::KEPT;
 use crate::conn::{self, Conn, Locks, big};
-use crate::io::by_stdio;
+use crate::io::opens_stream;
 use crate::lend::memory::Sharing;
 use crate::memory::{self, Blocks};
 use crate::private::Held;
 use crate::{
-    dgram, edges, fd, handlers, hidden, kernel, ledger, lend, lock, next, return_to_tcp, ring_poll,
-    sets, signal, spawn, table,
+    containers, dgram, edges, fd, handlers, hidden, kernel, ledger, lend, lock, next,
+    return_to_tcp, ring_poll, sets, signal, spawn, table,
 };
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
@@ -292,6 +292,7 @@ pub(crate) fn end() {
     }
     lend::finish_for_good();
     dgram::fork::at_end();
+    containers::end();
     fd::leave_all();
 }
 
@@ -343,7 +344,7 @@ weft_sys::interpose! {
     }
 
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
-        by_stdio(fd);
+        opens_stream(fd, mode);
         next::fdopen(fd, mode)
     }
 

@@ -167,9 +167,7 @@ fn is_quiet(chan: &Chan) -> bool {
 
 /// Whether TCP takes bytes from the peer: it has not ended its direction, and this side has not shut down both.
 fn takes_more(fd: c_int) -> bool {
-    const ESTABLISHED: c_int = 1;
-    kernel::tcp_state(fd) == Some(ESTABLISHED)
-        || kernel::poll_one(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP == 0
+    kernel::is_established(fd) || kernel::poll_one(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP == 0
 }
 
 /// A duplicate of the peer's socket.

@@ -105,6 +105,8 @@ pub enum Word {
     Faults,
     /// Bytes under way that were copied to let a thread continue, or because the receiver was slow.
     Moved,
+    /// One more than the number of the peer's user. 0: it is our user, or not known.
+    PeerUser,
 }
 
 /// A connection as reported by its process.
@@ -144,6 +146,8 @@ pub struct Row {
     pub dropped: u64,
     /// Bytes sent from the program's memory, and fetched from the peer's.
     pub lent: Lent,
+    /// The peer's user, if it is another one.
+    pub peer_user: Option<u32>,
 }
 
 /// The part of a row about sends from the program's memory.
@@ -204,6 +208,23 @@ impl Lent {
 }
 
 impl Row {
+    /// Names the peer's user if it is another one.
+    pub fn about_user(&self) -> Option<String> {
+        self.peer_user
+            .map(|uid| format!("the peer is of user {uid}"))
+    }
+
+    /// Why it is not on rings.
+    pub fn about_why(&self) -> Option<&'static str> {
+        match (self.why, self.peer_user) {
+            (Why::None, _) => None,
+            (Why::NoPeer | Why::NotYet, Some(_)) => {
+                Some("the peer runs without `weft run`, or does not name our user with --with")
+            }
+            (why, _) => Some(why.text()),
+        }
+    }
+
     /// `rings`, `tcp`, `bsdp`, `tcp again`...
     pub fn via(&self) -> &'static str {
         if self.udp {
@@ -298,6 +319,7 @@ pub fn parse(bytes: &[u8]) -> Option<Ledger> {
                 faults: get(Word::Faults)?,
                 moved: get(Word::Moved)?,
             },
+            peer_user: u32::try_from(get(Word::PeerUser)?.wrapping_sub(1)).ok(),
         });
     }
     Some(Ledger {

@@ -96,10 +96,12 @@ pub enum Copied {
     Slower,
     /// A shared mapping that other processes can have.
     Others,
+    /// The peer is of another user, which is lent nothing.
+    OtherUser,
 }
 
 impl Copied {
-    const ALL: [Copied; 13] = [
+    const ALL: [Copied; 14] = [
         Copied::NonBlocking,
         Copied::NotYet,
         Copied::NotAllowed,
@@ -113,6 +115,7 @@ impl Copied {
         Copied::SlowReader,
         Copied::Slower,
         Copied::Others,
+        Copied::OtherUser,
     ];
 
     /// Its bit.
@@ -147,6 +150,7 @@ impl Copied {
             Copied::Others => {
                 "other processes can have the shared memory, or its names are too many"
             }
+            Copied::OtherUser => "the peer is of another user, which is lent no memory",
         }
     }
 }

@@ -1,19 +1,30 @@
 //! The rendezvous of the two ends of a TCP connection.
 //!
 //! The rendezvous adds nothing to the TCP stream, and no call waits. The end with the larger address listens on an abstract Unix socket whose name is
-//! the connection's two addresses; the other one dials it and sends an [offer](offer()) with the shared segment and the bell. Abstract names
-//! belong to a network namespace, as the connection does. Any process can take a name. So the dialler asks the kernel which process listens
-//! (`SO_PEERCRED`) and which user has the connection's other end (`NETLINK_SOCK_DIAG`), the listener asks the same of the dialler, and each checks the
-//! other socket's number (`SO_COOKIE`), which excludes an earlier connection of the same addresses.
+//! the connection's two addresses; the other one dials it, is let in, and sends an [offer](offer()) with the shared segment. From then on the wire is the
+//! bell: each process has its own end, and nobody else has it. Abstract names belong to a network namespace, as the connection does. Any process can take a
+//! name. So the dialler asks the kernel which process listens (`SO_PEERCRED`) and which user has the connection's other end (`NETLINK_SOCK_DIAG`), the listener
+//! asks the same of the dialler and of the sender of the offer (`SCM_CREDENTIALS`), and each checks the other socket's number (`SO_COOKIE`), which excludes an
+//! earlier connection of the same addresses. All that the kernel names have to be one user, which is one of [`Peers`].
+//!
+//! To close a descriptor can take any time (`SO_LINGER`, a file of FUSE). So nobody's messages bring descriptors but those of a dialler that was let in
+//! (`SO_PASSRIGHTS`, Linux 6.16). One that has sent others than a sealed memory file is [kept](Wire) with them until the process ends. Where the file is one
+//! of FUSE, the end of the process waits for it.
 
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use weft_ring::Role;
-use weft_sys::unix::{self, Name};
+use weft_sys::unix::{self, Kind, Name};
 use weft_sys::{diag, process, tcp};
+
+use crate::peers::{Peers, User};
+pub use crate::wire::{Hidden, Wire};
+use crate::wire::{LET_IN, strangers};
 
 const MAGIC: [u8; 8] = *b"weftrun1";
 const OFFER: usize = 8 + 8 + 8;
@@ -84,12 +95,16 @@ pub enum Why {
     NotYet = 29,
     /// A fork into another PID namespace: the locks that both processes would share name their holders by PID.
     PidNamespace = 30,
+    /// A user that we do not meet has taken the name by which the two ends meet.
+    NameTaken = 31,
+    /// The peer's user has as many connections as another user gets.
+    TooMany = 32,
 }
 
 impl Why {
     /// Converts a number of a ledger.
     pub fn of(number: u32) -> Why {
-        const ALL: [Why; 31] = [
+        const ALL: [Why; 33] = [
             Why::None,
             Why::Short,
             Why::Elsewhere,
@@ -121,6 +136,8 @@ impl Why {
             Why::Sandbox,
             Why::NotYet,
             Why::PidNamespace,
+            Why::NameTaken,
+            Why::TooMany,
         ];
         ALL.get(number as usize).copied().unwrap_or(Why::None)
     }
@@ -138,7 +155,7 @@ impl Why {
                 "the peer has not looked for us: it has made few calls so far, or runs without `weft run`"
             }
             Why::OtherUser => {
-                "the peer belongs to another user: run both as one user (a packaged service often has its own)"
+                "the peer belongs to another user: name each other's user with --with, or run both as one"
             }
             Why::Impostor => "what answered in the peer's place is not the connection's other end",
             Why::System => "a system call that is needed to meet the peer failed",
@@ -176,6 +193,8 @@ impl Why {
             Why::Unseen => "bytes were moved by a call that weft does not see",
             Why::Sandbox => "the process limits its own system calls (seccomp)",
             Why::PidNamespace => "a process in another PID namespace has got the socket by a fork",
+            Why::NameTaken => "another user has taken the name by which the two ends would meet",
+            Why::TooMany => "the peer's user has as many connections as another user gets",
             Why::Unread => {
                 "unread bytes could not go back to TCP for the program that gets the socket"
             }
@@ -244,21 +263,104 @@ impl Ends {
 /// Makes the responder's listening socket.
 ///
 /// # Errors
-/// `AddrInUse` if the name is taken.
-pub fn listen(ends: &Ends) -> io::Result<OwnedFd> {
-    unix::listen(Name::Abstract(&ends.name()), 4)
+/// [`Why::NameTaken`], which can end; [`Why::System`].
+pub fn listen(ends: &Ends) -> Result<OwnedFd, Why> {
+    let listener = unix::listen_for_strangers(Name::Abstract(&ends.name()), Kind::Stream, BACKLOG);
+    listener.map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => Why::NameTaken,
+        _ => Why::System,
+    })
 }
 
-/// A connection to the responder's socket, which a process of our user has made. `None` when there is none.
-pub fn dial(ends: &Ends) -> Result<Option<OwnedFd>, Why> {
-    let wire = match unix::connect(Name::Abstract(&ends.name())) {
+/// Diallers that wait at a responder: more than one if processes that are not the peer dial its name.
+const BACKLOG: u32 = 4;
+
+/// A connection to the responder's socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Dialled<W> {
+    /// The wire, which becomes our end of the bell.
+    pub wire: W,
+    /// The user behind it, by number.
+    uid: u32,
+    user: User,
+    /// Our own user when it was dialled.
+    own: u32,
+}
+
+impl<W> Dialled<W> {
+    /// The same with the wire in another form.
+    pub fn map<V>(self, to: impl FnOnce(W) -> Option<V>) -> Option<Dialled<V>> {
+        Some(Dialled {
+            wire: to(self.wire)?,
+            uid: self.uid,
+            user: self.user,
+            own: self.own,
+        })
+    }
+
+    /// Whether we are the user still that has dialled: the responder takes an offer of that user only.
+    pub fn is_current(&self) -> bool {
+        self.own == process::uid()
+    }
+
+    /// What the responder is to us, if it is of the user that has the connection's other end.
+    pub fn agree(&self, peer: &Peer) -> Result<User, Why> {
+        let owner = peer.user.ok_or(Why::OtherUser)?;
+        // Somebody else has the name.
+        if peer.uid != self.uid {
+            return Err(Why::NameTaken);
+        }
+        Ok(owner.and(self.user))
+    }
+}
+
+/// Dials the responder. `None` when nobody listens.
+pub fn dial(ends: &Ends, peers: &Peers) -> Result<Option<Dialled<OwnedFd>>, Why> {
+    let own = process::uid();
+    let wire = match unix::connect_to_stranger(Name::Abstract(&ends.name()), Kind::Stream) {
         Ok(wire) => wire,
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+        // A full queue: at a peer nobody waits but us, so it is another's name, or others dial it.
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(Why::NameTaken),
         Err(_) => return Err(Why::System),
     };
-    same_user(&wire)?;
-    Ok(Some(wire))
+    let (uid, user) = behind(&wire, peers)?;
+    let user = user.ok_or(Why::NameTaken)?;
+    Ok(Some(Dialled {
+        wire,
+        uid,
+        user,
+        own,
+    }))
+}
+
+/// Whether the responder lets us make our offer; `None`: not yet.
+pub fn is_let_in(wire: impl AsFd) -> Option<bool> {
+    let mut byte = [0];
+    // By this call no descriptor comes.
+    match rustix::net::recv(wire, &mut byte, RecvFlags::DONTWAIT) {
+        Err(Errno::AGAIN) => None,
+        Ok((1, _)) => Some(byte == [LET_IN]),
+        _ => Some(false),
+    }
+}
+
+/// The user whose process has made the other end of a wire: its number, and what it is to us. `None`: we do not meet it.
+pub(crate) fn behind(wire: impl AsFd, peers: &Peers) -> Result<(u32, Option<User>), Why> {
+    let cred = unix::peer_cred(&wire).map_err(|_| Why::System)?;
+    let process = unix::peer_process(&wire);
+    Ok((cred.uid, judge(peers, cred, process)))
+}
+
+fn judge(peers: &Peers, cred: unix::Cred, process: io::Result<OwnedFd>) -> Option<User> {
+    let process = match process {
+        // Before Linux 6.5. Later a process without a descriptor has ended, and its number may be another's.
+        Err(e) if e.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => {
+            cred.pid.and_then(|pid| process::pidfd_open(pid).ok())
+        }
+        process => process.ok(),
+    };
+    peers.judge_process(cred.uid, process.as_ref().map(AsFd::as_fd))
 }
 
 pub(crate) fn same_user(wire: impl AsFd) -> Result<(), Why> {
@@ -270,14 +372,25 @@ pub(crate) fn same_user(wire: impl AsFd) -> Result<(), Why> {
     }
 }
 
-/// Returns the cookie of the connection's other end, which belongs to our user. `None` if no process has it open yet.
-pub fn peer_cookie(fd: impl AsFd) -> Result<Option<u64>, Why> {
-    match diag::tcp_peer(fd) {
-        Ok(Some(peer)) if peer.uid == process::uid() => Ok(Some(peer.cookie)),
-        Ok(Some(_)) => Err(Why::OtherUser),
-        Ok(None) => Ok(None),
-        Err(_) => Err(Why::System),
-    }
+/// The connection's other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its socket's number.
+    pub cookie: u64,
+    /// Its user's number.
+    pub uid: u32,
+    /// What that user is to us; `None`: it is not met.
+    pub user: Option<User>,
+}
+
+/// Asks the kernel for the connection's other end. `None` if no process has it open yet.
+pub fn peer(fd: impl AsFd, peers: &Peers) -> Result<Option<Peer>, Why> {
+    let peer = diag::tcp_peer(fd).map_err(|_| Why::System)?;
+    Ok(peer.map(|diag::TcpPeer { uid, cookie }| Peer {
+        cookie,
+        uid,
+        user: peers.judge(uid),
+    }))
 }
 
 fn own_cookie(fd: impl AsFd) -> Result<u64, Why> {
@@ -292,19 +405,18 @@ pub fn peer_process(wire: impl AsFd) -> u32 {
         .unwrap_or(0)
 }
 
-/// Sends the dialler's message: its own cookie and the peer's, with the segment and the bell's other end.
+/// Sends the dialler's message: its own cookie and the peer's, with the segment.
 pub fn offer(
-    wire: &OwnedFd,
+    wire: impl AsFd,
     own: impl AsFd,
     peer_cookie: u64,
     segment: BorrowedFd<'_>,
-    bell: BorrowedFd<'_>,
 ) -> Result<(), Why> {
     let mut bytes = [0; OFFER];
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..16].copy_from_slice(&own_cookie(own)?.to_ne_bytes());
     bytes[16..].copy_from_slice(&peer_cookie.to_ne_bytes());
-    unix::send_with_fds(wire, &bytes, &[segment, bell]).map_err(|_| Why::System)
+    unix::send_signed(wire, &bytes, &[segment]).map_err(|_| Why::System)
 }
 
 /// An offer to the responder.
@@ -316,73 +428,126 @@ pub struct Offer {
     pub bell: OwnedFd,
     /// The initiator's process, see [`peer_process`].
     pub process: u32,
+    /// Its user.
+    pub user: User,
 }
 
-/// Checks the offer of a dialler that has come to the responder's socket. `fd` is the responder's TCP socket; a dialler that has
-/// connected and not sent its offer yet waits in `pending` for the next look.
-pub fn take(
+/// Diallers that have come to the responder's socket and not sent an offer yet, the oldest first.
+pub type Pending<W> = Vec<Wire<W>>;
+
+/// Most of them. A dialler that has come later takes the place of the oldest.
+const MOST_PENDING: usize = 4;
+
+/// Checks the offers of diallers that have come to the responder's socket. `fd` is the responder's TCP socket. A dialler that is not of the user of the
+/// connection's other end costs nothing but its `accept`. One of our own user that is not the peer ends the search; one of another user does not.
+pub fn take<W: Hidden>(
     listener: impl AsFd,
-    pending: &mut Option<OwnedFd>,
+    pending: &mut Pending<W>,
     fd: impl AsFd,
+    peers: &Peers,
 ) -> Result<Option<Offer>, Why> {
-    let wire = match pending.take() {
-        Some(wire) => wire,
-        None => match unix::accept(listener).map_err(|_| Why::System)? {
-            Some(wire) => wire,
-            None => return Ok(None),
-        },
-    };
-    same_user(&wire)?;
-    let mut bytes = [0; OFFER + 1];
-    let (n, fds) = match unix::recv_with_fds(&wire, &mut bytes, 2) {
-        Ok(Some(got)) => got,
-        // It has ended, or could not make its offer this time.
-        Ok(None) => return Ok(None),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-            *pending = Some(wire);
+    let mut peer = None;
+    for _ in 0..2 * BACKLOG {
+        let Some(wire) = unix::accept(&listener).map_err(|_| Why::System)? else {
+            break;
+        };
+        let wire = W::hide(wire).ok_or(Why::Descriptors)?;
+        let (uid, user) = behind(&wire, peers)?;
+        // None: it has closed the connection meanwhile.
+        let Some(owner) = learn(&mut peer, &fd, peers)? else {
             return Ok(None);
+        };
+        let Some(user) = user.filter(|_| uid == owner.uid && owner.user.is_some()) else {
+            continue;
+        };
+        if user != User::Own && strangers::is_barred(uid) {
+            // Another process of our user may be the peer.
+            if owner.user == Some(User::Own) {
+                continue;
+            }
+            return Err(Why::Broken);
         }
-        Err(_) => return Err(Why::System),
+        if pending.len() == MOST_PENDING {
+            pending.remove(0);
+        }
+        pending.extend(Wire::let_in(wire, uid, user));
+    }
+    for wire in std::mem::take(pending) {
+        match hear(&wire, &fd, peers) {
+            Ok(Heard::Offer(segment, process, user)) => {
+                let bell = wire.into_bell().ok_or(Why::Impostor)?;
+                return Ok(Some(Offer {
+                    segment,
+                    bell,
+                    process,
+                    user,
+                }));
+            }
+            Ok(Heard::Nothing) => pending.push(wire),
+            // It has ended, or could not make its offer this time.
+            Ok(Heard::End) => {}
+            Err(Why::Impostor) if wire.user() != User::Own => {}
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(None)
+}
+
+/// The connection's other end, asked for once.
+fn learn(known: &mut Option<Peer>, fd: impl AsFd, peers: &Peers) -> Result<Option<Peer>, Why> {
+    if known.is_none() {
+        *known = peer(fd, peers)?;
+    }
+    Ok(*known)
+}
+
+enum Heard {
+    Nothing,
+    End,
+    Offer(OwnedFd, u32, User),
+}
+
+/// Takes the offer of one dialler, and checks it.
+fn hear<W: Hidden>(wire: &Wire<W>, fd: impl AsFd, peers: &Peers) -> Result<Heard, Why> {
+    let mut bytes = [0; OFFER];
+    let packet = match wire.receive(&mut bytes) {
+        Ok(Some(packet)) => packet,
+        Ok(None) => return Ok(Heard::End),
+        Err(e) => {
+            return match e.kind() {
+                io::ErrorKind::WouldBlock => Ok(Heard::Nothing),
+                io::ErrorKind::InvalidData => Err(Why::Impostor),
+                io::ErrorKind::ConnectionReset => Ok(Heard::End),
+                _ => Err(Why::System),
+            };
+        }
     };
     let theirs = u64::from_ne_bytes(std::array::from_fn(|i| bytes[8 + i]));
     let ours = u64::from_ne_bytes(std::array::from_fn(|i| bytes[16 + i]));
-    if n != OFFER || bytes[..8] != MAGIC || ours != own_cookie(&fd)? {
+    if packet.len != OFFER || bytes[..8] != MAGIC || ours != own_cookie(&fd)? {
         return Err(Why::Impostor);
     }
-    match peer_cookie(&fd)? {
-        Some(cookie) if cookie == theirs => {}
-        Some(_) => return Err(Why::Impostor),
-        // It has closed the connection meanwhile.
-        None => return Err(Why::Short),
-    }
-    let Ok([segment, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
-        return Err(Why::Impostor);
-    };
-    let kind = (
-        rustix::net::sockopt::socket_domain(&bell),
-        rustix::net::sockopt::socket_type(&bell),
-    );
-    if kind
-        != (
-            Ok(rustix::net::AddressFamily::UNIX),
-            Ok(rustix::net::SocketType::STREAM),
-        )
-    {
+    // None: it has closed the connection meanwhile.
+    let peer = peer(&fd, peers)?.ok_or(Why::Short)?;
+    let owner = peer.user.ok_or(Why::OtherUser)?;
+    let sender = packet.sender.ok_or(Why::Impostor)?;
+    if peer.cookie != theirs || [peer.uid, sender.cred.uid] != [wire.uid(); 2] {
         return Err(Why::Impostor);
     }
-    let process = peer_process(&wire);
-    Ok(Some(Offer {
+    let process = sender.pidfd.ok_or_else(|| wire.no_process());
+    let signed = judge(peers, sender.cred, process).ok_or(Why::Impostor)?;
+    let [segment] = <[OwnedFd; 1]>::try_from(packet.fds).map_err(|_| Why::Impostor)?;
+    Ok(Heard::Offer(
         segment,
-        bell,
-        process,
-    }))
+        sender.cred.pid.unwrap_or(0),
+        owner.and(wire.user()).and(signed),
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
-    use std::os::unix::net::UnixStream;
     use weft_ring::stream::Stream;
 
     fn pair() -> (TcpStream, TcpStream) {
@@ -397,21 +562,47 @@ mod tests {
         }
     }
 
+    /// Offers as the peer does, and lets the responder look: once to let it in, and once for the offer.
+    fn offered(
+        [a, b, own]: [&TcpStream; 3],
+        listener: &OwnedFd,
+        cookie: u64,
+        segment: &OwnedFd,
+    ) -> Result<Option<Offer>, Why> {
+        let mut pending = Pending::<OwnedFd>::new();
+        let peers = Peers::default();
+        let dialled = dial(&Ends::of(a).unwrap(), &peers).unwrap().unwrap();
+        assert_eq!(is_let_in(&dialled.wire), None);
+        assert!(take(listener, &mut pending, b, &peers)?.is_none());
+        assert_eq!(is_let_in(&dialled.wire), Some(true));
+        offer(&dialled.wire, own, cookie, segment.as_fd()).unwrap();
+        take(listener, &mut pending, b, &peers)
+    }
+
+    fn cookie_of_peer(a: &TcpStream) -> u64 {
+        peer(a, &Peers::default()).unwrap().unwrap().cookie
+    }
+
     #[test]
     fn the_two_ends_of_a_connection_meet() {
         let (a, b) = pair();
         let (ends_a, ends_b) = (Ends::of(&a).unwrap(), Ends::of(&b).unwrap());
         assert_eq!(ends_a.role().peer(), ends_b.role());
-        assert!(dial(&ends_a).unwrap().is_none());
+        assert!(dial(&ends_a, &Peers::default()).unwrap().is_none());
         let listener = listen(&ends_b).unwrap();
-        assert!(take(&listener, &mut None, &b).unwrap().is_none());
-        let wire = dial(&ends_a).unwrap().unwrap();
+        let none = take(
+            &listener,
+            &mut Pending::<OwnedFd>::new(),
+            &b,
+            &Peers::default(),
+        );
+        assert!(none.unwrap().is_none());
         let (_segment, fd) = Stream::create(1 << 16).unwrap();
-        let (_bell, theirs) = UnixStream::pair().unwrap();
-        let cookie = peer_cookie(&a).unwrap().unwrap();
-        offer(&wire, &a, cookie, fd.as_fd(), theirs.as_fd()).unwrap();
-        let got = take(&listener, &mut None, &b).unwrap().unwrap();
+        let got = offered([&a, &b, &a], &listener, cookie_of_peer(&a), &fd);
+        let got = got.unwrap().unwrap();
         assert!(Stream::open(got.segment).is_ok());
+        assert_eq!(got.user, User::Own);
+        assert_eq!(got.process, std::process::id());
     }
 
     #[test]
@@ -420,40 +611,64 @@ mod tests {
         let (other, _rest) = pair();
         let listener = listen(&Ends::of(&b).unwrap()).unwrap();
         let (_segment, fd) = Stream::create(1 << 16).unwrap();
-        let (_bell, theirs) = UnixStream::pair().unwrap();
-        let cookie = peer_cookie(&a).unwrap().unwrap();
-        let ends = Ends::of(&a).unwrap();
-        for (own, cookie) in [(&other, cookie), (&a, cookie + 1)] {
-            let wire = dial(&ends).unwrap().unwrap();
-            offer(&wire, own, cookie, fd.as_fd(), theirs.as_fd()).unwrap();
-            assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Impostor));
+        let (bell, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (cookie, bell) = (cookie_of_peer(&a), bell.into());
+        // The last one has something that is no memory file.
+        for (own, cookie, segment) in [
+            (&other, cookie, &fd),
+            (&a, cookie + 1, &fd),
+            (&a, cookie, &bell),
+        ] {
+            let got = offered([&a, &b, own], &listener, cookie, segment);
+            assert_eq!(got.err(), Some(Why::Impostor));
         }
-        // Something that is no socket for a bell.
-        let wire = dial(&ends).unwrap().unwrap();
-        offer(&wire, &a, cookie, fd.as_fd(), fd.as_fd()).unwrap();
-        assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Impostor));
     }
 
     #[test]
     fn a_peer_that_ends_while_meeting_is_no_impostor() {
         let (a, b) = pair();
+        let (ends, peers) = (Ends::of(&a).unwrap(), Peers::default());
         let listener = listen(&Ends::of(&b).unwrap()).unwrap();
+        let mut pending = Pending::<OwnedFd>::new();
+        let mut look = || take(&listener, &mut pending, &b, &peers);
+        drop(dial(&ends, &peers).unwrap().unwrap());
+        for _ in 0..2 {
+            let taken = look();
+            assert!(matches!(taken, Ok(None)), "it may dial again: {taken:?}");
+        }
+        let wire = dial(&ends, &peers).unwrap().unwrap().wire;
+        assert!(look().unwrap().is_none());
         let (_segment, fd) = Stream::create(1 << 16).unwrap();
-        let (_bell, theirs) = UnixStream::pair().unwrap();
-        let cookie = peer_cookie(&a).unwrap().unwrap();
-        let ends = Ends::of(&a).unwrap();
-        drop(dial(&ends).unwrap().unwrap());
-        let taken = take(&listener, &mut None, &b);
-        assert!(matches!(taken, Ok(None)), "it may dial again: {taken:?}");
-        let wire = dial(&ends).unwrap().unwrap();
-        offer(&wire, &a, cookie, fd.as_fd(), theirs.as_fd()).unwrap();
+        offer(&wire, &a, cookie_of_peer(&a), fd.as_fd()).unwrap();
         drop(a);
-        assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Short));
+        assert_eq!(look().err(), Some(Why::Short));
+    }
+
+    #[test]
+    fn a_dialler_that_was_not_let_in_sends_no_descriptors() {
+        let (a, b) = pair();
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let (ends, peers) = (Ends::of(&a).unwrap(), Peers::default());
+        let listener = listen(&Ends::of(&b).unwrap()).unwrap();
+        let wire = dial(&ends, &peers).unwrap().unwrap().wire;
+        if !unix::take_rights(&listener, false) {
+            return;
+        }
+        assert_eq!(sends(&wire, &reader), Err(rustix::io::Errno::PERM));
+        let accepted = unix::accept(&listener).unwrap().unwrap();
+        assert_eq!(sends(&wire, &reader), Err(rustix::io::Errno::PERM));
+        // Nor does the responder.
+        assert_eq!(sends(&accepted, &reader), Err(rustix::io::Errno::PERM));
+    }
+
+    fn sends(wire: &OwnedFd, what: impl AsFd) -> Result<(), rustix::io::Errno> {
+        let sent = unix::send_with_fds(wire, b"!", &[what.as_fd()]);
+        sent.map_err(|e| rustix::io::Errno::from_io_error(&e).unwrap())
     }
 
     #[test]
     fn reasons_survive_the_ledger() {
-        for number in 0..=27 {
+        for number in 0..=32 {
             assert_eq!(Why::of(number) as u32, number);
             assert_eq!(Why::of(number).text().is_empty(), number == 0);
         }

@@ -6,10 +6,12 @@
 pub const FIRST_LOOK: u64 = 4;
 /// Bytes before the first look, whichever comes first.
 pub const FIRST_BYTES: u64 = 64 << 10;
-/// Sends and receives between two looks for the answer of the broker that was asked for another host.
+/// Sends and receives between two looks for the answer of the broker that was asked for another host, or for the next step of a meeting.
 pub const ANSWER: u64 = 32;
 /// Sends and receives after which a connection without a peer on weft stays on TCP for good.
 pub const LAST_LOOK: u64 = 1 << 14;
+/// The same of one that has begun to meet its peer.
+pub const LAST_STEP: u64 = 2 * LAST_LOOK;
 
 /// Returns true if the connection looks for its peer at its `n`-th send or receive (from 1): each of the first 32, then the powers of two and the middle
 /// between them.

@@ -9,6 +9,9 @@
  * a futex. So the steps are ordered without help of the sockets. Before a call that shows what has arrived, the side waits until everything that
  * the model expects is there. In many scripts the worker has both ends itself and makes the calls itself, which takes less time.
  *
+ * `--user N`: of two sides one becomes this user. `--apart FILE ADDRESS ADDRESS`: it goes to the network namespace of this file; the addresses are those of
+ * the two sides. With `--solo 0` all scripts have sides.
+ *
  * Where the kernel's answer depends on time (how much fits into a full buffer, the count of a partial send), the line says only what does not, and the
  * run checks properties: every byte is a function of its position in the stream, so lost, repeated and moved bytes are seen; a call that readiness has
  * promised is not refused; nothing readable stays unannounced.
@@ -21,8 +24,10 @@
  * Not covered either: urgent data, SO_TIMESTAMPING, SO_PEEK_OFF, MSG_ZEROCOPY, kernel TLS, close() by another thread than the one that waits. */
 #include "differ.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -41,6 +46,9 @@ int under_weft, verbose;
 _Thread_local int thread_index;
 char self[4096];
 static int is_solo, scripts_of_sides;
+/* The user of the second side; 0: ours. */
+static uid_t other_user;
+struct apart apart;
 
 /* A system call that no library sees: the driver's own waiting must not change what is tested. */
 static long raw(long n, long a, long b, long c, long d)
@@ -132,6 +140,15 @@ static void start_side(int proc)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent)
             _exit(0);
+        if (proc == 1 && apart.path) {
+            int there = open(apart.path, O_RDONLY | O_CLOEXEC);
+            if (raw(SYS_setns, there, CLONE_NEWNET, 0, 0))
+                _exit(5);
+            close(there);
+            apart.is_there = 1;
+        }
+        if (proc == 1 && other_user && setresuid(other_user, other_user, other_user))
+            _exit(5);
         pthread_t thread;
         static struct place place;
         place = (struct place){proc, 1};
@@ -351,6 +368,10 @@ int main(int argc, char **argv)
             driver.steps = atoi(value), i++;
         else if (!strcmp(argv[i], "--solo"))
             solos = atoi(value), i++;
+        else if (!strcmp(argv[i], "--user"))
+            other_user = atoi(value), i++;
+        else if (!strcmp(argv[i], "--apart") && i + 3 < argc)
+            apart = (struct apart){argv[i + 1], {argv[i + 2], argv[i + 3]}, 0}, i += 3;
         else if (!strcmp(argv[i], "--limits"))
             driver.limits = 1;
         else if (!strcmp(argv[i], "--without"))

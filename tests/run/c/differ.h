@@ -14,6 +14,14 @@ enum { CONTROL_FD = 180, PASS_FD = 181, PASSED_FD = 182, CLOSED_FD = 190 };
 /* The longest wait for something that has to come. A wait that takes longer is a finding. */
 enum { PATIENCE_MS = 4000 };
 
+/* The second side is in another network namespace than the first one. */
+struct apart {
+    const char *path;           /* 0: it is not */
+    const char *address[2];
+    int is_there;               /* this process is there */
+};
+extern struct apart apart;
+
 enum op {
     OP_LISTEN, OP_CONNECT, OP_ACCEPT, OP_SEND, OP_RECV, OP_BAD_SEND, OP_BAD_RECV, OP_DRAIN, OP_POLL, OP_SELECT, OP_CTL, OP_EPOLL, OP_ASK,
     OP_SET, OP_DUP, OP_CLOSE_SLOT, OP_CLOSE, OP_SHUTDOWN, OP_FORK, OP_FORK_SIDE, OP_SPAWN, OP_PASS, OP_TAKE, OP_WAIT, OP_SIGNALS,

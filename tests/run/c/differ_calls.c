@@ -567,6 +567,8 @@ static void do_connect(const struct cmd *cmd, struct reply *reply)
     struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(cmd->n)};
     socklen_t len = sizeof name;
     int one = 1, r, fd;
+    if (apart.path)
+        inet_pton(AF_INET, apart.address[apart.is_there ^ (cmd->op == OP_CONNECT)], &name.sin_addr);
     if (cmd->op == OP_LISTEN) {
         forget_sockets();
         if (listener < 0) {

@@ -5,6 +5,8 @@
 //! plain TCP gives the same lines each time. To play one again: `differ --seed N`, with `LD_PRELOAD` for weft.
 //!
 //! - `WEFT_DIFFER_SECONDS` runs other scripts for this time, from `WEFT_SEED` on, and shows all differences by kind.
+//! - `WEFT_DIFFER_USER`: the two ends are of two users, root and this one.
+//! - `WEFT_DIFFER_APART` (`FILE ADDRESS ADDRESS`): they are in two network namespaces, the other one that of this file; with `WEFT_LOCAL_DIR`.
 //! - `WEFT_DIFFER_WITHOUT` leaves groups of calls out (`bypass,faults,edges,handing,forks,resets`), so that known failures do not hide others.
 
 use std::collections::BTreeMap;
@@ -66,6 +68,14 @@ fn run(program: &Path, under_weft: bool, first: u64, scripts: u64) -> Shown {
         .stderr(Stdio::piped());
     let without = std::env::var("WEFT_DIFFER_WITHOUT");
     command.args(["--without", without.as_deref().unwrap_or(WITHOUT)]);
+    if let Ok(user) = std::env::var("WEFT_DIFFER_USER") {
+        command.args(["--solo", "0", "--user", &user]);
+        command.env("WEFT_RUN_WITH", "any");
+    }
+    if let Ok(apart) = std::env::var("WEFT_DIFFER_APART") {
+        command.args(["--solo", "0", "--apart"]);
+        command.args(apart.split(' '));
+    }
     if under_weft {
         command
             .env("LD_PRELOAD", library())

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,6 +14,7 @@ use weft_ring::Role;
 use weft_ring::source::Terms;
 use weft_ring::stream::{Published, Stream};
 use weft_run::meet::{self, Ends};
+use weft_run::peers::Peers;
 use weft_run_tests::{
     Done, PYTHON, Weft, compiled, free_port, have, iperf3, library, pattern, plain, python, say,
     weft,
@@ -349,6 +350,11 @@ fn nginx(mode: (&str, &str, &str), dir: &Path) {
     running.interrupt();
 }
 
+/// The liar meets victims of every user.
+pub(crate) fn everybody() -> Peers {
+    Peers::with("any").unwrap()
+}
+
 /// A peer that knows the formats and lies.
 pub(crate) struct Liar {
     pub(crate) tcp: TcpStream,
@@ -359,14 +365,38 @@ pub(crate) struct Liar {
     pub(crate) count: u64,
 }
 
-/// Offers a victim that has opened its listener a ring of so many bytes.
-pub(crate) fn offer(tcp: &TcpStream, ends: &Ends, bytes: u32) -> Option<(Stream, UnixStream)> {
-    let wire = meet::dial(ends).unwrap()?;
-    let cookie = meet::peer_cookie(tcp).unwrap().unwrap();
-    let (stream, segment) = Stream::create(bytes).unwrap();
-    let (bell, theirs) = UnixStream::pair().unwrap();
-    meet::offer(&wire, tcp, cookie, segment.as_fd(), theirs.as_fd()).unwrap();
-    Some((stream, bell))
+/// Offers a victim that has opened its listener a ring of so many bytes. `dialled`: by what this has begun to.
+pub(crate) fn offer(
+    tcp: &TcpStream,
+    ends: &Ends,
+    bytes: u32,
+    dialled: &mut Option<OwnedFd>,
+) -> Option<(Stream, UnixStream)> {
+    let wire = let_in(ends, dialled)?;
+    let (stream, segment) = Stream::create_filled(bytes).unwrap();
+    make_offer(tcp, &wire, segment.as_fd());
+    Some((stream, wire.into()))
+}
+
+/// Dials a victim, and returns the wire when it lets us in.
+pub(crate) fn let_in(ends: &Ends, dialled: &mut Option<OwnedFd>) -> Option<OwnedFd> {
+    if dialled.is_none() {
+        let new = meet::dial(ends, &everybody()).ok().flatten();
+        *dialled = new.map(|new| new.wire);
+    }
+    match meet::is_let_in(dialled.as_ref()?) {
+        None => None,
+        Some(true) => dialled.take(),
+        Some(false) => {
+            *dialled = None;
+            None
+        }
+    }
+}
+
+pub(crate) fn make_offer(tcp: &TcpStream, wire: &OwnedFd, segment: BorrowedFd<'_>) {
+    let cookie = meet::peer(tcp, &everybody()).unwrap().unwrap().cookie;
+    meet::offer(wire, tcp, cookie, segment).unwrap();
 }
 
 impl Liar {
@@ -377,7 +407,7 @@ impl Liar {
         let ends = Ends::of(&tcp).unwrap();
         let role = ends.role();
         let listener = (role == Role::Responder).then(|| meet::listen(&ends).unwrap());
-        let mut pending = None;
+        let (mut pending, mut dialled) = (meet::Pending::<OwnedFd>::new(), None);
         let mut met = None;
         let mut count = 0;
         while met.is_none() {
@@ -390,10 +420,10 @@ impl Liar {
                     break;
                 }
                 met = match &listener {
-                    Some(listener) => meet::take(listener, &mut pending, &tcp)
+                    Some(listener) => meet::take(listener, &mut pending, &tcp, &everybody())
                         .unwrap()
                         .map(|offer| (Stream::open(offer.segment).unwrap(), offer.bell.into())),
-                    None => offer(&tcp, &ends, 1 << 18),
+                    None => offer(&tcp, &ends, 1 << 18, &mut dialled),
                 };
                 std::thread::sleep(Duration::from_millis(1));
             }

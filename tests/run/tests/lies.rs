@@ -6,29 +6,51 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
+use rustix::net::SendFlags;
 use weft_ring::Role;
 use weft_ring::stream::{Stream, Wish};
 use weft_run::meet::Ends;
 use weft_run_tests::{PYTHON, have, library, python};
+use weft_sys::process::end_with_us;
 
 use crate::lend::{Liar, offer};
+use crate::users::{USERS, by, can_be_others};
 
 /// Calls that must not wait are shorter, on a machine that is busy with other tests.
 const MOST_MS: u64 = 1000;
 /// And all of them together.
 const MOST_OF_ALL_MS: u64 = 3000;
 
-/// Starts a victim. Returns what it says, and its port.
-fn victim() -> (Child, BufReader<ChildStdout>, u16) {
-    let command = python("waits.py");
-    let (program, script) = command.split_once(' ').unwrap();
-    let mut victim = Command::new(program)
-        .arg(script)
+/// The users of a victim: ours, and another one that meets us.
+fn users() -> Vec<Option<u32>> {
+    let other = can_be_others().then_some(Some(USERS[0]));
+    [None].into_iter().chain(other).collect()
+}
+
+/// Starts a victim that runs this script as a user, and meets us. Returns what it says, and its port.
+pub(crate) fn victim(script: &str, user: Option<u32>) -> (Child, BufReader<ChildStdout>, u16) {
+    meeting_victim(script, user, "0")
+}
+
+/// The same, of one that meets these users.
+pub(crate) fn meeting_victim(
+    script: &str,
+    user: Option<u32>,
+    with: &str,
+) -> (Child, BufReader<ChildStdout>, u16) {
+    let line = match user {
+        Some(uid) => by(uid, &python(script)),
+        None => python(script),
+    };
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    command
+        .args(words)
         .env("LD_PRELOAD", library())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .env("WEFT_RUN_WITH", with)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut victim = end_with_us(&mut command).spawn().unwrap();
     let mut said = BufReader::new(victim.stdout.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
@@ -38,11 +60,12 @@ fn victim() -> (Child, BufReader<ChildStdout>, u16) {
 
 /// A victim does `what`, and the peer lies: once before, and again and again beside it. Returns how the victim's calls ended.
 fn told(
+    user: Option<u32>,
     what: u8,
     once: impl Fn(&Liar),
     again: impl Fn(&Stream, Role) + Sync,
 ) -> (String, u64, u64) {
-    let (mut victim, mut said, port) = victim();
+    let (mut victim, mut said, port) = victim("waits.py", user);
     let mut line = String::new();
     let liar = Liar::meet(port);
     let theirs = liar.role.peer();
@@ -84,11 +107,19 @@ fn all_come_back(lies: &[Lie<'_>]) {
     if !have(&[PYTHON]) {
         return;
     }
-    for (name, what, once, again, ends) in lies {
-        let (end, longest, total) = told(*what, once, again);
-        assert!(ends.contains(&end.as_str()), "{name}: {end}");
-        assert!(longest < MOST_MS, "{name}: a call of {longest} ms");
-        assert!(total < MOST_OF_ALL_MS, "{name}: calls of {total} ms");
+    for user in users() {
+        for (name, what, once, again, ends) in lies {
+            let (end, longest, total) = told(user, *what, once, again);
+            assert!(ends.contains(&end.as_str()), "{user:?}, {name}: {end}");
+            assert!(
+                longest < MOST_MS,
+                "{user:?}, {name}: a call of {longest} ms"
+            );
+            assert!(
+                total < MOST_OF_ALL_MS,
+                "{user:?}, {name}: calls of {total} ms"
+            );
+        }
     }
 }
 
@@ -96,6 +127,10 @@ fn nothing(_: &Stream, _: Role) {}
 
 fn an_uncounted_byte(liar: &Liar) {
     (&liar.bell).write_all(b"!").unwrap();
+}
+
+fn an_urgent_byte(liar: &Liar) {
+    rustix::net::send(&liar.bell, b"!", SendFlags::OOB).unwrap();
 }
 
 #[test]
@@ -130,6 +165,14 @@ fn bytes_in_the_bell_that_nobody_has_counted_end_the_connection() {
             &nothing,
             &["ECONNRESET"],
         ),
+        ("urgent", b'L', &an_urgent_byte, &nothing, &["ECONNRESET"]),
+        (
+            "urgent, epoll",
+            b'E',
+            &an_urgent_byte,
+            &nothing,
+            &["ECONNRESET"],
+        ),
     ]);
 }
 
@@ -141,9 +184,10 @@ fn a_receive_does_not_wait_for_a_source_that_is_moved_for_ever() {
         liar.stream.move_source(liar.role, 0);
         liar.publish(2, 3);
     };
+    let ends = ["EAGAIN", "ECONNRESET"];
     all_come_back(&[
-        ("must not wait", b'R', moves, &nothing, &["EAGAIN"]),
-        ("with a limit", b'L', moves, &nothing, &["EAGAIN"]),
+        ("must not wait", b'R', moves, &nothing, &ends),
+        ("with a limit", b'L', moves, &nothing, &ends),
     ]);
 }
 
@@ -177,13 +221,30 @@ fn rings_that_are_counted_and_never_written_do_not_keep_receives_waiting() {
 }
 
 /// A connection to a victim on which this end offers the ring.
-fn initiator() -> (Child, TcpStream, Ends) {
+pub(crate) fn initiator(user: Option<u32>, with: &str) -> (Child, TcpStream, Ends) {
+    let (victim, _, tcp, ends) = connected("waits.py", user, with, Role::Initiator);
+    (victim, tcp, ends)
+}
+
+/// One on which the victim offers it.
+pub(crate) fn responder(user: Option<u32>, with: &str) -> (Child, TcpStream, Ends) {
+    let (victim, _, tcp, ends) = connected("waits.py", user, with, Role::Responder);
+    (victim, tcp, ends)
+}
+
+/// A connection to a victim on which this end has a role.
+pub(crate) fn connected(
+    script: &str,
+    user: Option<u32>,
+    with: &str,
+    role: Role,
+) -> (Child, BufReader<ChildStdout>, TcpStream, Ends) {
     loop {
-        let (mut victim, _, port) = victim();
+        let (mut victim, said, port) = meeting_victim(script, user, with);
         let tcp = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let ends = Ends::of(&tcp).unwrap();
-        if ends.role() == Role::Initiator {
-            return (victim, tcp, ends);
+        if ends.role() == role {
+            return (victim, said, tcp, ends);
         }
         victim.kill().unwrap();
         victim.wait().unwrap();
@@ -196,12 +257,12 @@ fn a_ring_of_another_size_than_ours_is_not_taken() {
         return;
     }
     for (bytes, is_taken) in [(1 << 18, true), (1 << 24, false)] {
-        let (mut victim, mut tcp, ends) = initiator();
-        let mut offered = None;
+        let (mut victim, mut tcp, ends) = initiator(None, "0");
+        let (mut offered, mut dialled) = (None, None);
         for _ in 0..60 {
             tcp.write_all(b"x").unwrap();
             tcp.read_exact(&mut [0]).unwrap();
-            offered = offered.or_else(|| offer(&tcp, &ends, bytes));
+            offered = offered.or_else(|| offer(&tcp, &ends, bytes, &mut dialled));
         }
         let (stream, _bell) = offered.expect("the victim opens its listener");
         assert_eq!(stream.has_joined(Role::Responder), is_taken, "{bytes}");

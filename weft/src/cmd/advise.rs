@@ -18,7 +18,7 @@ use weft_costs::{Effort, STEPS, advice, sections as costs};
 use weft_report::terminal;
 use weft_report::{Report, Section, machine as about_machine};
 
-use super::run::plain;
+use super::plain::plain;
 use crate::advise::{Findings, sections};
 use weft_cli::failure::{Failure, check_writable, write_file};
 use weft_cli::places;

@@ -3,23 +3,24 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use weft_run::lend;
+use weft_run::peers;
 use weft_run::preload::{LIBRARIES, MALLOC_LIBRARIES};
 
+use super::plain::plain;
+use super::service::{self, Service};
 use weft_cli::failure::Failure;
 use weft_cli::places;
 use weft_cli::start::{fail, refuse};
 use weft_report::programs::find;
-use weft_sys::elf::{self, Kind};
 
 pub(crate) const LONG: &str = "\
 Run an unmodified program for TCP or UDP sockets. Its TCP connections to other programs under `weft run`, on the same \
-host, network namespace and user, go over to shared memory after their first messages; all others stay plain TCP, byte for byte. The two \
+host, network namespace and user (or of users that name each other with `--with`), go over to shared memory after their first messages; all others stay plain TCP, byte for byte. The two \
 sides can be started in any order.
 
 With `--hosts` on both sides, connections between hosts go over to SDP (see `weft help broker` for the keys). Without it they stay plain TCP.
@@ -40,6 +41,7 @@ Examples:
   weft run -- redis-server --port 7000
   weft run --explain -- redis-benchmark -p 7000 -q -t get
   weft run --hosts --explain -- iperf3 -c other-host
+  weft run --with redis --explain -- redis-benchmark
   weft run --mode azsdp --azsdp copy -- iperf3 -c 127.0.0.1 -l 1M
 
 Exit status: that of the program; 125 if weft fails, 126 if the program cannot be executed, 127 if it is not found.";
@@ -81,24 +83,69 @@ pub struct Args {
     /// Carry connections to other hosts too; starts `weft broker` in the background if none runs
     #[arg(long)]
     hosts: bool,
+    /// Other users whose programs may share rings with this one, if they name its user too: names, numbers, `@GROUP` or `any`. They get rings only, whatever
+    /// `--mode` says
+    #[arg(
+        long = "with",
+        value_name = "USER|@GROUP|any",
+        value_delimiter = ',',
+        env = peers::ENV
+    )]
+    others: Vec<String>,
     /// Print at the program's exit which connections went over to shared memory, and why others did not
     #[arg(long)]
     explain: bool,
     /// The folder of the preload library [default: the folder of the packages or of `./x dist`]
     #[arg(long, value_name = "DIR", env = "WEFT_RUN_LIB")]
     lib: Option<PathBuf>,
+    /// Run a systemd service under `weft run` from its next start on, with these options: show its drop-in and what of its sandbox is in the way, and write it
+    #[arg(long, value_name = "UNIT", conflicts_with_all = ["command", "hosts"])]
+    service: Option<String>,
+    /// With `--service`: show the drop-in, and write nothing
+    #[arg(long, conflicts_with = "remove")]
+    print: bool,
+    /// With `--service`: take the drop-in away
+    #[arg(long)]
+    remove: bool,
+    /// For each of these services, or for all under `weft run`: whether its connections use rings, and why not
+    #[arg(long, value_name = "UNIT", num_args = 0.., conflicts_with_all = ["command", "service"])]
+    status: Option<Vec<String>>,
+    /// The folder of the drop-ins of services
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/etc/systemd/system",
+        env = "WEFT_SYSTEMD_DIR"
+    )]
+    units: PathBuf,
     /// The program and its arguments
     #[arg(
         value_name = "PROGRAM",
         trailing_var_arg = true,
         allow_hyphen_values = true,
-        required = true
+        required_unless_present_any = ["service", "status"]
     )]
     command: Vec<OsString>,
 }
 
-/// Executes the program.
+/// Executes the program, or sets a service up.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    if let Some(units) = &args.status {
+        return service::status(units, &args.units);
+    }
+    if let Some(unit) = &args.service {
+        let service = Service::new(unit, &args.units)?;
+        if args.remove {
+            return service.remove();
+        }
+        let library = library(args)?;
+        let (preload, users) = (preload(args, &library)?, users(args)?);
+        let all = |before| variables(args, preload, before, users);
+        return service.install(all, args.print);
+    }
+    if args.print || args.remove {
+        return Err(Failure::usage("--print and --remove belong to --service"));
+    }
     let Some((name, rest)) = args.command.split_first() else {
         return Err(Failure::usage("no program is named"));
     };
@@ -113,45 +160,67 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             "weft: notice: {}: {why}; it runs on plain TCP",
             program.display()
         );
-    } else {
-        let library = match library(args) {
-            Ok(library) => library,
-            Err(failure) => return Ok(fail(EXIT_OWN, &failure)),
-        };
-        let mut preload = library.clone().into_os_string();
-        if args.azsdp_malloc {
-            match malloc(&library) {
-                Ok(file) => {
-                    preload.push(":");
-                    preload.push(file);
-                }
-                Err(failure) => return Ok(fail(EXIT_OWN, &failure)),
-            }
-        }
-        if let Some(rest) = env::var_os("LD_PRELOAD").filter(|rest| !rest.is_empty()) {
-            preload.push(":");
-            preload.push(rest);
-        }
-        command.env("LD_PRELOAD", preload);
-        command.env(lend::MODE, &args.mode);
-        command.env(lend::ON_WRITE, &args.azsdp);
-        if args.azsdp_shared {
-            command.env(lend::SHARED, "trust");
-        }
-        command.env(lend::FROM, args.from.to_string());
-        if args.hosts {
-            if let Err(failure) = super::broker::ensure() {
-                return Ok(fail(EXIT_OWN, &failure));
-            }
-            command.env(weft_run::hosts::ENV, "bsdp");
-        }
-        if args.explain {
-            command.env("WEFT_RUN_EXPLAIN", "1");
-        }
+    } else if let Err(failure) = prepare(args, &mut command) {
+        return Ok(fail(EXIT_OWN, &failure));
     }
     // Only a failure comes back.
     let error = command.exec();
     Ok(refuse(name, &error))
+}
+
+/// Sets the environment of a program, and starts the broker if it needs one.
+fn prepare(args: &Args, command: &mut Command) -> Result<(), Failure> {
+    let (preload, users) = (preload(args, &library(args)?)?, users(args)?);
+    if args.hosts {
+        super::broker::ensure()?;
+        command.env(weft_run::hosts::ENV, "bsdp");
+    }
+    let before = env::var_os("LD_PRELOAD").filter(|rest| !rest.is_empty());
+    command.envs(variables(args, preload, before, users));
+    Ok(())
+}
+
+/// The libraries to preload.
+fn preload(args: &Args, library: &Path) -> Result<OsString, Failure> {
+    let mut preload = library.as_os_str().to_owned();
+    if args.azsdp_malloc {
+        preload.push(":");
+        preload.push(malloc(library)?);
+    }
+    Ok(preload)
+}
+
+/// The other users, by their numbers.
+fn users(args: &Args) -> Result<Option<String>, Failure> {
+    let names = Some(&args.others).filter(|names| !names.is_empty());
+    names.map(|names| super::users::numbers(names)).transpose()
+}
+
+/// The variables by which the library learns of the options. The libraries come before those that are preloaded already.
+fn variables(
+    args: &Args,
+    mut preload: OsString,
+    before: Option<OsString>,
+    users: Option<String>,
+) -> Vec<(&'static str, OsString)> {
+    if let Some(before) = before {
+        preload.push(":");
+        preload.push(before);
+    }
+    let mut variables = vec![
+        ("LD_PRELOAD", preload),
+        (lend::MODE, args.mode.clone().into()),
+        (lend::ON_WRITE, args.azsdp.clone().into()),
+        (lend::FROM, args.from.to_string().into()),
+    ];
+    if args.azsdp_shared {
+        variables.push((lend::SHARED, "trust".into()));
+    }
+    variables.extend(users.map(|users| (peers::ENV, users.into())));
+    if args.explain {
+        variables.push(("WEFT_RUN_EXPLAIN", "1".into()));
+    }
+    variables
 }
 
 /// The preload library.
@@ -206,56 +275,4 @@ fn within(dir: &Path) -> Option<PathBuf> {
         .iter()
         .map(|name| dir.join(name))
         .find(|file| fs::read(file).is_ok_and(|bytes| bytes.windows(MARK.len()).any(|w| w == MARK)))
-}
-
-/// The reason why the library has no effect on the program, or may have none.
-pub(crate) fn plain(program: &Path) -> Option<&'static str> {
-    let interpreter = elf::open(program).and_then(|file| elf::interpreter(&file, Path::new("")));
-    // The kernel takes no other rights from a script.
-    let program = interpreter.as_deref().unwrap_or(program);
-    if let Ok(about) = fs::metadata(program) {
-        let mode = about.permissions().mode();
-        let user = mode & 0o4000 != 0 && about.uid() != rustix::process::geteuid().as_raw();
-        let group = mode & 0o2000 != 0 && about.gid() != rustix::process::getegid().as_raw();
-        if user || group {
-            return Some(
-                "it runs with other rights (setuid or setgid), so the loader ignores LD_PRELOAD",
-            );
-        }
-    }
-    // An unreadable file may be executable.
-    let file = elf::open(program)?;
-    match elf::kind(&file).ok()? {
-        Kind::Static => Some("it is linked statically, so no library is loaded into it"),
-        Kind::Dynamic { .. } if elf::is_go(&file).unwrap_or(false) => {
-            Some("it is a Go program, which makes its own system calls")
-        }
-        _ => elf::refuses_preload(&file).ok()?,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::fs::{CWD, FileType, Mode, mknodat};
-
-    #[test]
-    fn scripts_are_what_they_lead_to() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path();
-        let script = |name: &str, interpreter: &str| {
-            let path = dir.join(name);
-            fs::write(&path, format!("#!{}\n", dir.join(interpreter).display())).unwrap();
-            path
-        };
-        // A program without a loader: the start of this one, without its segments.
-        let mut start = fs::read("/proc/self/exe").unwrap();
-        start[56..58].fill(0);
-        fs::write(dir.join("static"), &start[..64]).unwrap();
-        script("first", "static");
-        let said = plain(&script("second", "first")).unwrap_or_default();
-        assert!(said.contains("statically"), "{said}");
-        mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
-        assert_eq!(plain(&script("of_fifo", "fifo")), None);
-    }
 }

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 pub(super) use std::sync::atomic::{AtomicU64, fence};
 use weft_mem::checked;
+use weft_sys::memfd;
 
 const KIND: Kind = Kind {
     name: "weft-run-ring",
@@ -24,9 +25,30 @@ pub(super) fn announced() {}
 
 /// The memory that both ends of a connection share.
 #[derive(Debug)]
-pub struct Stream(File);
+pub struct Stream {
+    file: File,
+    /// The peer may offer sources.
+    takes_sources: bool,
+}
 
 impl Stream {
+    fn new(file: File) -> Stream {
+        Stream {
+            file,
+            takes_sources: true,
+        }
+    }
+
+    /// Takes no sources: a peer that offers one breaks the rules.
+    pub fn refuse_sources(&mut self) {
+        self.takes_sources = false;
+    }
+
+    #[inline]
+    pub(crate) fn takes_sources(&self) -> bool {
+        self.takes_sources
+    }
+
     /// A new one, and the file for the peer. `ring_bytes` is the capacity of each direction: a power of two in 16 KiB..=16 MiB. Pages take
     /// memory when they are first used.
     ///
@@ -34,24 +56,55 @@ impl Stream {
     /// `InvalidInput` for another size; those of `memfd_create(2)` and `mmap(2)`.
     pub fn create(ring_bytes: u32) -> io::Result<(Stream, OwnedFd)> {
         let (file, fd) = File::create(&KIND, ring_bytes)?;
-        Ok((Stream(file), fd))
+        Ok((Stream::new(file), fd))
+    }
+
+    /// As [`Stream::create`], with all of its memory: it is charged to this process, and neither side can be charged or refused later.
+    ///
+    /// # Errors
+    /// As there; `ENOMEM` and `ENOSPC` too if there is not enough.
+    pub fn create_filled(ring_bytes: u32) -> io::Result<(Stream, OwnedFd)> {
+        let made = Stream::create(ring_bytes)?;
+        memfd::fill(&made.1, made.0.file.map.len() as u64)?;
+        Ok(made)
     }
 
     /// The peer's. Its seals, length, magic number, version and ring size are checked, each read once.
     #[expect(clippy::needless_pass_by_value, reason = "of no use once it is mapped")]
     pub fn open(fd: OwnedFd) -> Result<Stream, OpenError> {
-        File::open(&KIND, &fd).map(Stream)
+        File::open(&KIND, &fd).map(Stream::new)
+    }
+
+    /// As [`Stream::open`], of a file whose memory the peer has allocated.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_filled(fd: OwnedFd) -> Result<Stream, OpenError> {
+        // The seals come first: only a memory file has them, and of others even a look can wait.
+        memfd::check_sealed(&fd)?;
+        memfd::check_filled(&fd)?;
+        Stream::open(fd)
+    }
+
+    /// As [`Stream::open`], and allocates all of its memory, as [`Stream::create_filled`] does.
+    ///
+    /// # Errors
+    /// As there, and `ENOMEM` and `ENOSPC` if there is not enough.
+    pub fn open_filling(fd: OwnedFd) -> Result<Stream, OpenError> {
+        let stream = File::open(&KIND, &fd).map(Stream::new)?;
+        memfd::fill(fd, stream.file.map.len() as u64)?;
+        Ok(stream)
     }
 
     /// Bytes that each direction's ring holds.
     #[inline]
     pub fn capacity(&self) -> usize {
-        self.0.capacity
+        self.file.capacity
     }
 
     #[inline]
     pub(crate) fn at(&self, offset: usize) -> &AtomicU64 {
-        self.0.at(offset)
+        self.file.at(offset)
     }
 
     /// Copies `n` bytes to the position; they are not visible until [`Stream::publish`]. `n` is cut at the capacity. Returns how many could be
@@ -62,7 +115,7 @@ impl Stream {
     #[inline]
     pub unsafe fn put(&self, sender: Role, position: u64, from: *const u8, n: usize) -> usize {
         let (at, first, start) = self.piece(sender, position);
-        let n = n.min(self.0.capacity);
+        let n = n.min(self.file.capacity);
         let first = first.min(n);
         // SAFETY: both pieces are inside the ring; the caller's promise for the source.
         unsafe {
@@ -77,14 +130,14 @@ impl Stream {
     /// The position in memory, the bytes from there to the end of the ring, and its beginning.
     #[inline]
     pub fn piece(&self, sender: Role, position: u64) -> (*mut u8, usize, *mut u8) {
-        let index = position as usize & (self.0.capacity - 1);
-        let ring = CONTROL + self.0.capacity * sender as usize;
+        let index = position as usize & (self.file.capacity - 1);
+        let ring = CONTROL + self.file.capacity * sender as usize;
         // SAFETY: the ring is inside the mapping, and the index inside the ring.
         let (start, at) = unsafe {
-            let start = self.0.map.as_ptr().add(ring);
+            let start = self.file.map.as_ptr().add(ring);
             (start, start.add(index))
         };
-        (at, self.0.capacity - index, start)
+        (at, self.file.capacity - index, start)
     }
 
     /// Copies `n` bytes of the position out. `n` is cut at the capacity. Returns how many could be written: see [`weft_mem::checked`].
@@ -94,7 +147,7 @@ impl Stream {
     #[inline]
     pub unsafe fn get(&self, sender: Role, position: u64, to: *mut u8, n: usize) -> usize {
         let (at, first, start) = self.piece(sender, position);
-        let n = n.min(self.0.capacity);
+        let n = n.min(self.file.capacity);
         let first = first.min(n);
         // SAFETY: both pieces are inside the ring; the caller's promise for the target.
         unsafe {

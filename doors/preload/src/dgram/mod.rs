@@ -21,41 +21,16 @@ pub(crate) mod tx;
 
 use libc::c_int;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use weft_run::meet::Why;
 
-use crate::kernel::borrowed;
+use crate::hidden::Own;
 use crate::private::{Guards, Private};
 use crate::table::{self, Entry, Socket};
 use crate::{clock, hidden, ledger, settings, signal};
-
-/// A descriptor of the library's own, closed when it is dropped.
-#[derive(Debug)]
-pub(crate) struct Own(pub(crate) c_int);
-
-impl Own {
-    pub(crate) fn new(fd: OwnedFd) -> Option<Own> {
-        hidden::hide(fd).map(Own)
-    }
-}
-
-impl AsFd for Own {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        borrowed(self.0)
-    }
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        if self.0 >= 0 {
-            hidden::close(self.0);
-        }
-    }
-}
 
 /// Rarely used state: being found, and registrations in epoll sets.
 #[derive(Default)]

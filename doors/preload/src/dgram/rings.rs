@@ -16,7 +16,8 @@ use weft_ring::stream::{Stream, Wish};
 use weft_run::dgram::{self as rules, AFTER_KERNEL, HEADER, Route};
 use weft_run::meet::Why;
 
-use super::{Dgram, Own, addr};
+use super::{Dgram, addr};
+use crate::hidden::Own;
 use crate::iov::{copy_pieces, total};
 use crate::{kernel, ledger, next};
 

@@ -13,7 +13,8 @@ use weft_run::dgram as rules;
 use weft_run::meet::Why;
 
 use super::rings::{Out, Rx, SENDER, Step};
-use super::{Dgram, Own, now_ms, ready};
+use super::{Dgram, now_ms, ready};
+use crate::hidden::Own;
 use crate::kernel::{self, borrowed, entry};
 use crate::{clock, hidden, ledger, set_errno, settings, signal};
 

@@ -14,7 +14,8 @@ use weft_run::meet::Why;
 use weft_run::pace;
 
 use super::rings::{SENDER, ring};
-use super::{Dgram, Own, now_ms};
+use super::{Dgram, now_ms};
+use crate::hidden::Own;
 use crate::iov::{copy_pieces, total};
 use crate::kernel::borrowed;
 use crate::{hidden, ledger, set_errno, settings, signal};

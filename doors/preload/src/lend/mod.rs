@@ -252,6 +252,9 @@ impl Call {
     /// Checks that the receiver may fetch this send from the program's memory.
     fn may(&self, conn: &Conn, chan: &Chan, start: *mut u8, len: usize) -> Result<(), Copied> {
         let mode = mode();
+        if chan.guest.is_some() {
+            return Err(Copied::OtherUser);
+        }
         if !mode.protects() && !self.may_wait {
             return Err(Copied::NonBlocking);
         }

@@ -4,6 +4,7 @@
 //! stacks. A ratio compares two neighbouring runs.
 
 mod parts;
+mod place;
 mod programs;
 pub mod world;
 

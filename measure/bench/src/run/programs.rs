@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 
+use super::place::Place;
 use super::world::{Said, Server, Stack, User, World, is_root};
 use crate::aims::Limit::{self, AtLeast, AtMost};
 use crate::children::{find, free_port};
@@ -90,6 +91,12 @@ cases! {
     REDIS_1: "redis-benchmark -P 1, 1 client", "requests/s", WITH_UNIX =>
         goal("redis-benchmark -P 1, 1 client", AtLeast(1.5)),
         beside("redis, Unix socket, 1 client", Stack::Unix, Stack::Plain, Limit::None);
+    REDIS_USERS: "redis-benchmark -P 1, 50 clients, of another user", "requests/s", WITH_UNIX =>
+        goal("redis-benchmark of another user, 50 clients", Limit::None),
+        beside("redis of another user, Unix socket, 50 clients", Stack::Unix, Stack::Plain, Limit::None);
+    REDIS_CONTAINERS: "redis-benchmark -P 1, 50 clients, two containers", "requests/s", WITH_UNIX =>
+        goal("redis-benchmark in two containers, 50 clients", Limit::None),
+        beside("redis in two containers, Unix socket, 50 clients", Stack::Unix, Stack::Plain, Limit::None);
     ECHO_SLEEPING: "1 KiB request/response, sleeping", "round trips/s", BOTH => goal("1 KiB request/response, sleeping", AtLeast(2.4));
     ECHO_SPINNING: "1 KiB request/response, spinning", "round trips/s", BOTH => goal("1 KiB request/response, spinning", AtLeast(7.0));
     SOCKPERF: "sockperf ping-pong, 14 B", "µs one way", BOTH => goal("sockperf ping-pong, 14 B", AtMost(0.5));
@@ -117,6 +124,10 @@ named! {
         Iperf3 = "iperf3",
         /// redis-benchmark with 50 clients and with one, over TCP and over the server's Unix socket
         Redis = "redis",
+        /// The same where the server is of another user
+        Users = "users",
+        /// The same in two network namespaces on a bridge, which have a folder in WEFT_LOCAL_DIR
+        Containers = "containers",
         /// 1 KiB request and response, both sides sleeping or spinning
         Echo = "echo",
         /// Ping-pong of 14 B with sockperf
@@ -139,10 +150,9 @@ impl Program {
     fn needs(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Iperf3 => &[("iperf3", "iperf3")],
-            Self::Redis => &[
-                ("redis-server", "redis-server"),
-                ("redis-benchmark", "redis-tools"),
-            ],
+            Self::Redis => &REDIS,
+            Self::Users => &[REDIS[0], REDIS[1], ("setpriv", "util-linux")],
+            Self::Containers => &[REDIS[0], REDIS[1], ("ip", "iproute2")],
             Self::Sockperf => &[("sockperf", "sockperf")],
             Self::Nginx => &[("nginx", "nginx-light"), ("wrk", "wrk")],
             Self::Idle => &[("nginx", "nginx-light")],
@@ -160,6 +170,7 @@ impl Program {
             return Some(format!("{name} is not installed (Debian: {package})"));
         }
         match self {
+            Self::Users | Self::Containers if !is_root() => Some("it needs root".to_owned()),
             Self::Postgres if postgres_tool("initdb").is_none() => {
                 Some("the server's programs are not installed (Debian: postgresql)".to_owned())
             }
@@ -175,7 +186,12 @@ impl Program {
     pub(crate) fn cases(self, world: &World) -> Result<Vec<Case<'_>>> {
         match self {
             Self::Iperf3 => Ok(iperf3(world)),
-            Self::Redis => redis(world),
+            Self::Redis => redis(world, Place::here(), &[(&REDIS_50, 50), (&REDIS_1, 1)]),
+            Self::Users => redis(world, Place::of_another_user(), &[(&REDIS_USERS, 50)]),
+            Self::Containers => {
+                let place = Place::in_containers(world)?;
+                redis(world, place, &[(&REDIS_CONTAINERS, 50)])
+            }
             Self::Echo => echo(world),
             Self::Sockperf => sockperf(world),
             Self::Nginx => nginx(world),
@@ -274,33 +290,54 @@ fn iperf3(world: &World) -> Vec<Case<'_>> {
     vec![case(&IPERF3_1M, "1M"), case(&IPERF3_128K, "128K")]
 }
 
-fn redis(world: &World) -> Result<Vec<Case<'_>>> {
-    let dir = world.folder("redis")?;
+/// The programs of redis, and Debian's packages.
+const REDIS: [(&str, &str); 2] = [
+    ("redis-server", "redis-server"),
+    ("redis-benchmark", "redis-tools"),
+];
+
+fn redis<'a>(
+    world: &'a World,
+    place: Place,
+    abouts: &[(&'static About, u32)],
+) -> Result<Vec<Case<'a>>> {
+    let dir = world.folder(&format!("redis-{}", place.address))?;
+    // A server of another user has its socket there.
+    rustix::fs::chmod(&dir, rustix::fs::Mode::from_raw_mode(0o777))
+        .map_err(|e| BenchError::system("open a folder to other users")(e.into()))?;
     let socket = dir.join("socket");
     let servers = Servers::start(world, None, |stack, port| {
         let mut text = format!(
-            "bind 127.0.0.1\nport {port}\nsave \"\"\nappendonly no\ndir {}\n",
+            "bind {}\nprotected-mode no\nport {port}\nsave \"\"\nappendonly no\ndir {}\n",
+            place.address,
             dir.display()
         );
         if stack == Stack::Plain {
-            let _ = writeln!(text, "unixsocket {}", socket.display());
+            let _ = writeln!(text, "unixsocket {}\nunixsocketperm 777", socket.display());
         }
         let conf = dir.join(format!("conf-{port}"));
         fs::write(&conf, text).map_err(BenchError::system("write a file"))?;
-        Ok(format!("redis-server {}", conf.display()))
+        Ok(format!("{}redis-server {}", place.server, conf.display()))
     })?;
-    let servers = std::rc::Rc::new(servers);
-    let case = |about, clients: u32| {
+    let servers = std::rc::Rc::new((servers, place));
+    let case = |&(about, clients): &(&'static About, u32)| {
         let servers = servers.clone();
         let socket = socket.clone();
         let mut requests = 4000_u32;
         Case::new(about, move |stack| {
-            let place = match stack {
+            let (
+                servers,
+                Place {
+                    client, address, ..
+                },
+            ) = &*servers;
+            let at = match stack {
                 Stack::Unix => format!("-s {}", socket.display()),
-                _ => format!("-h 127.0.0.1 -p {}", servers.port(stack)?),
+                _ => format!("-h {address} -p {}", servers.port(stack)?),
             };
-            let line =
-                format!("redis-benchmark {place} -c {clients} -n {requests} -P 1 -t get --csv");
+            let line = format!(
+                "{client}redis-benchmark {at} -c {clients} -n {requests} -P 1 -t get --csv"
+            );
             let said = world.client(stack, &line, None)?;
             let done = measured(&said, "\"GET\",\"")?;
             if requests == 4000 {
@@ -311,7 +348,7 @@ fn redis(world: &World) -> Result<Vec<Case<'_>>> {
             Ok(done)
         })
     };
-    Ok(vec![case(&REDIS_50, 50), case(&REDIS_1, 1)])
+    Ok(abouts.iter().map(case).collect())
 }
 
 fn echo(world: &World) -> Result<Vec<Case<'_>>> {

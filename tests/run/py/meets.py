@@ -1,0 +1,37 @@
+"""Echoes each byte of a connection, while its peer tests how the two ends meet. Some bytes do something before: D takes all low numbers of descriptors, F starts a child that
+closes the connection and ends, E and R change the effective user and back, ? says whether the numbers of D are open still.
+C closes the connection: as after its end, the next one follows."""
+import os
+import signal
+import socket
+
+# A call that does not return ends the test.
+signal.alarm(60)
+listener = socket.create_server(("127.0.0.1", 0))
+print("port", listener.getsockname()[1], flush=True)
+sock, _ = listener.accept()
+taken = [fd for fd in range(3, 64) if fd not in (listener.fileno(), sock.fileno())]
+while True:
+    byte = sock.recv(1)
+    if byte in (b"", b"C"):
+        sock.close()
+        sock, _ = listener.accept()
+        continue
+    if byte == b"D":
+        for fd in taken:
+            os.dup2(2, fd)
+    elif byte == b"F":
+        child = os.fork()
+        if child == 0:
+            sock.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    elif byte == b"E":
+        os.seteuid(12345)
+    elif byte == b"R":
+        os.seteuid(0)
+    elif byte == b"?":
+        for fd in taken:
+            os.fstat(fd)
+        print("all are open", flush=True)
+    sock.sendall(byte)

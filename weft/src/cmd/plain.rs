@@ -1,0 +1,59 @@
+//! Programs that the library has no effect on.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use weft_sys::elf::{self, Kind};
+
+/// The reason why the library has no effect on the program, or may have none.
+pub(crate) fn plain(program: &Path) -> Option<&'static str> {
+    let interpreter = elf::open(program).and_then(|file| elf::interpreter(&file, Path::new("")));
+    // The kernel takes no other rights from a script.
+    let program = interpreter.as_deref().unwrap_or(program);
+    if let Ok(about) = fs::metadata(program) {
+        let mode = about.permissions().mode();
+        let user = mode & 0o4000 != 0 && about.uid() != rustix::process::geteuid().as_raw();
+        let group = mode & 0o2000 != 0 && about.gid() != rustix::process::getegid().as_raw();
+        if user || group {
+            return Some(
+                "it runs with other rights (setuid or setgid), so the loader ignores LD_PRELOAD",
+            );
+        }
+    }
+    // An unreadable file may be executable.
+    let file = elf::open(program)?;
+    match elf::kind(&file).ok()? {
+        Kind::Static => Some("it is linked statically, so no library is loaded into it"),
+        Kind::Dynamic { .. } if elf::is_go(&file).unwrap_or(false) => {
+            Some("it is a Go program, which makes its own system calls")
+        }
+        _ => elf::refuses_preload(&file).ok()?,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    #[test]
+    fn scripts_are_what_they_lead_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let script = |name: &str, interpreter: &str| {
+            let path = dir.join(name);
+            fs::write(&path, format!("#!{}\n", dir.join(interpreter).display())).unwrap();
+            path
+        };
+        // A program without a loader: the start of this one, without its segments.
+        let mut start = fs::read("/proc/self/exe").unwrap();
+        start[56..58].fill(0);
+        fs::write(dir.join("static"), &start[..64]).unwrap();
+        script("first", "static");
+        let said = plain(&script("second", "first")).unwrap_or_default();
+        assert!(said.contains("statically"), "{said}");
+        mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert_eq!(plain(&script("of_fifo", "fifo")), None);
+    }
+}
