@@ -232,9 +232,10 @@ typedef struct exs_timeout {
 #define EXS_F_SETCRC 0x450c
 #define EXS_F_GETSTATS 0x450d        /* fills in an exs_stats_t, at any time; returns 0 */
 
-#define EXS_MODE_DYNAMIC 0  /* directly where the receiver is ahead, through the buffer where the sender is */
-#define EXS_MODE_DIRECT 1   /* always directly */
-#define EXS_MODE_INDIRECT 2 /* always through the buffer */
+#define EXS_MODE_DYNAMIC 0   /* directly or through the buffer, whichever is faster: a send may wait for a receive */
+#define EXS_MODE_DIRECT 1    /* always directly */
+#define EXS_MODE_INDIRECT 2  /* always through the buffer */
+#define EXS_MODE_PUBLISHED 3 /* through the buffer at once if no receive is announced (MacArthur and Russell, section III) */
 
 #define EXS_DESIGN_ADVERT 0 /* the receiver announces its memory, the sender writes there */
 #define EXS_DESIGN_SOURCE 1 /* the sender announces its memory, the receiver reads it */

@@ -21,7 +21,8 @@ pub enum Kind {
 /// Settings of a socket. Those that determine a connection can be changed until it is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How a stream moves its bytes in both directions. Default: dynamic.
+    /// How a stream moves its bytes in both directions. Default: dynamic. With [`Mode::Published`] this end uses the policy of the paper, whatever
+    /// the peer's is.
     pub mode: Mode,
     /// How sequenced packets are moved; both sides need the same. Default: [`Design::Advert`].
     pub design: Design,

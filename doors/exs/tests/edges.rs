@@ -540,7 +540,8 @@ fn a_very_long_busy_wait_waits() {
 /// Two closed ends with data left for each other do not wait for each other, over any transport.
 #[test]
 fn two_closed_ends_let_go_of_each_other() {
-    let modes = [Mode::Dynamic, Mode::Direct, Mode::Indirect].map(|m| (Kind::Stream, m, None));
+    let modes = [Mode::Dynamic, Mode::Published, Mode::Direct, Mode::Indirect];
+    let modes = modes.map(|m| (Kind::Stream, m, None));
     let designs = [Design::Advert, Design::Source];
     let designs = designs.map(|d| (Kind::SeqPacket, Mode::Dynamic, Some(d)));
     for (kind, mode, design) in modes.into_iter().chain(designs) {

@@ -135,7 +135,7 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
             };
             (mode.name().to_owned(), plan)
         };
-        [Mode::Dynamic, Mode::Direct, Mode::Indirect]
+        [Mode::Dynamic, Mode::Published, Mode::Direct, Mode::Indirect]
             .map(with)
             .into()
     };

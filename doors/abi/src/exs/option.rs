@@ -17,8 +17,8 @@ use super::types::{
     EXS_DESIGN_ADVERT, EXS_DESIGN_SOURCE, EXS_F_GETBUFFER, EXS_F_GETCRC, EXS_F_GETCREDITS,
     EXS_F_GETDESIGN, EXS_F_GETMODE, EXS_F_GETSMALLPACKET, EXS_F_GETSTATS, EXS_F_SETBUFFER,
     EXS_F_SETCRC, EXS_F_SETCREDITS, EXS_F_SETDESIGN, EXS_F_SETMODE, EXS_F_SETSMALLPACKET,
-    EXS_MODE_DIRECT, EXS_MODE_DYNAMIC, EXS_MODE_INDIRECT, EXS_TIMEOUT_ONCE, SO_ASYNC_RECV_ORDERED,
-    SO_ASYNC_RECV_TIMEOUT, SO_ASYNC_SEND_TIMEOUT, Stats, Timeout,
+    EXS_MODE_DIRECT, EXS_MODE_DYNAMIC, EXS_MODE_INDIRECT, EXS_MODE_PUBLISHED, EXS_TIMEOUT_ONCE,
+    SO_ASYNC_RECV_ORDERED, SO_ASYNC_RECV_TIMEOUT, SO_ASYNC_SEND_TIMEOUT, Stats, Timeout,
 };
 use crate::option::{give, taken, time};
 
@@ -221,6 +221,7 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
         EXS_F_GETBUFFER => number(options.buffer).into(),
         EXS_F_GETMODE => match options.mode {
             Mode::Dynamic => EXS_MODE_DYNAMIC,
+            Mode::Published => EXS_MODE_PUBLISHED,
             Mode::Direct => EXS_MODE_DIRECT,
             Mode::Indirect => EXS_MODE_INDIRECT,
         },
@@ -246,6 +247,7 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
         EXS_F_SETMODE => {
             let mode = match i64::from(new) {
                 EXS_MODE_DYNAMIC => Mode::Dynamic,
+                EXS_MODE_PUBLISHED => Mode::Published,
                 EXS_MODE_DIRECT => Mode::Direct,
                 EXS_MODE_INDIRECT => Mode::Indirect,
                 _ => return Err(Errno::INVAL),
