@@ -218,9 +218,9 @@ typedef struct exs_timeout {
 #define EXS_TIMEOUT_ONCE 0x1 /* the first operation that runs into the limit ends it */
 
 /* exs_fcntl. Each F_GET returns the value; each F_SET takes an int. They are for sockets before connect or listen. */
-#define EXS_F_GETCREDITS 0x4501      /* announcements that the peer may have under way to us: 4 to 65535 */
+#define EXS_F_GETCREDITS 0x4501      /* announcements that the peer may have under way to us: 4 to 65535, all in 256 MiB */
 #define EXS_F_SETCREDITS 0x4502
-#define EXS_F_GETSMALLPACKET 0x4503  /* small_packet_max_size, bytes: 0 to 65536 */
+#define EXS_F_GETSMALLPACKET 0x4503  /* small_packet_max_size, bytes: 0 to 2^24 */
 #define EXS_F_SETSMALLPACKET 0x4504
 #define EXS_F_GETBUFFER 0x4505       /* intermediate buffer of a stream, bytes: 4096 to 2^30 */
 #define EXS_F_SETBUFFER 0x4506

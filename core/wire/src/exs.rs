@@ -29,7 +29,7 @@ pub const VERSION: u8 = 1;
 /// other, and one so that a message that returns one credit does not ask for another.
 pub const MIN_CREDITS: u32 = 3;
 /// The most payload that travels in the message that announces it, in bytes.
-pub const MAX_SMALL: u32 = 1 << 16;
+pub const MAX_SMALL: u32 = 16 << 20;
 
 const MAGIC: [u8; 4] = *b"wexs";
 const WAITALL: u8 = 1;

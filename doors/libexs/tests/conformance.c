@@ -490,7 +490,8 @@ static void options(exs_qhandle_t q) {
     CHECK(exs_fcntl(raw, EXS_F_SETCRC, 0) == 0 && exs_fcntl(raw, EXS_F_GETCRC) == 0);
     CHECK(FAILS(exs_fcntl(raw, EXS_F_SETCREDITS, 3), EINVAL));
     CHECK(FAILS(exs_fcntl(raw, EXS_F_SETCREDITS, 65536), EINVAL));
-    CHECK(FAILS(exs_fcntl(raw, EXS_F_SETSMALLPACKET, 65537), EINVAL));
+    CHECK(FAILS(exs_fcntl(raw, EXS_F_SETSMALLPACKET, (1 << 24) + 1), EINVAL));
+    CHECK(exs_fcntl(raw, EXS_F_SETSMALLPACKET, 1 << 24) == 0 && exs_fcntl(raw, EXS_F_GETSMALLPACKET) == 1 << 24);
     CHECK(FAILS(exs_fcntl(raw, EXS_F_SETSMALLPACKET, -1), EINVAL));
     CHECK(FAILS(exs_fcntl(raw, 0x9999), EINVAL));
     CHECK(exs_fcntl(raw, EXS_F_GETCREDITS) == 64); /* a refused value changes nothing */

@@ -13,6 +13,8 @@ use crate::size::human;
 
 /// Sends from which on the paper saw little variation in fig. 11.
 const SETTLED: u64 = 6;
+/// The size up to which the interface paper found small packets faster.
+const BREAK_EVEN: u64 = 100_000;
 /// The size from which on all transfers were direct in fig. 12b.
 const ALL_DIRECT: u64 = 512 << 10;
 /// The sources of the claims on the dynamic protocol: with the paper's policy (mode `published`), and with ours.
@@ -57,8 +59,9 @@ pub(super) fn conclusions(data: &Data<'_>, transports: &[Transport]) -> Conclusi
 
 fn paper(data: &Data<'_>, transport: Transport, found: &mut Conclusions) {
     use Experiment::{Equal, Half, Sends, Small};
-    let ratio = |experiment, figure: &Figure, over: &str, under: &str| {
-        Range::of(data.ratios(experiment, transport, figure, over, under))
+    let small = |figure: &Figure, sizes: std::ops::RangeInclusive<u64>| {
+        let ratios = data.ratios(Small, transport, figure, "small", "not small");
+        Range::of(ratios.filter(|(size, _)| sizes.contains(size)))
     };
     let both = |figure: &Figure, over: &str, under: &str| {
         let equal = data.ratios(Equal, transport, figure, over, under);
@@ -87,10 +90,18 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Conclusions) {
                 let words = format!("fastest over slowest: {}, {}", number(left), number(right));
                 (left.max(right) <= 1.15, words)
             });
-        "interface fig. 2", "small packets are faster, up to where they end" =>
-            ratio(Small, &GIGABITS, "small", "not small").map(|r| r.all(Above(1.0), " times as fast"));
+        "interface fig. 2", "small packets are faster up to about 100,000 B" =>
+            small(&GIGABITS, 0..=BREAK_EVEN).map(|r| r.all(Above(1.0), " times as fast"));
+        "interface fig. 2", "and not above" =>
+            small(&GIGABITS, BREAK_EVEN + 1..=u64::MAX).map(|r| r.all(AtMost(1.0), " times as fast"));
         "interface fig. 3", "small packets take more CPU at the receiver" =>
-            ratio(Small, &SERVER_CPU, "small", "not small").map(|r| r.all(Above(1.0), " times as much"));
+            small(&SERVER_CPU, 0..=u64::MAX).map(|r| r.all(Above(1.0), " times as much"));
+        "interface fig. 3", "not small: never above 30 % CPU at the receiver" =>
+            from(Small, "not small", &SERVER_CPU, 0).map(|r| r.all(AtMost(30.0), " %"));
+        "interface fig. 3", "not small: close to 0 from 1,000,000 B on (< 5 %)" =>
+            from(Small, "not small", &SERVER_CPU, 1_000_000).map(|r| r.all(Below(5.0), " %"));
+        "interface fig. 3", "small packets: never below 40 % CPU at the receiver" =>
+            from(Small, "small", &SERVER_CPU, 0).map(|r| r.all(AtLeast(40.0), " %"));
     }
 }
 

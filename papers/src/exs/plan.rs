@@ -277,8 +277,8 @@ impl Plan {
         if !(4..=65_535).contains(&self.credits) {
             return refuse("credits are from 4 to 65535");
         }
-        if self.small > 1 << 16 {
-            return refuse("small packets are at most 64 KiB long");
+        if self.small > 16 << 20 {
+            return refuse("small packets are at most 16 MiB long");
         }
         Ok(())
     }
