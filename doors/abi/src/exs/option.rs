@@ -1,6 +1,6 @@
 //! Options of sockets: `getsockopt`, `setsockopt`, `exs_fcntl`, and `fcntl` for the blocking calls.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use weft_exs::{Design, Kind, Mode};
 
 use super::closing::LINGER;
+use super::duplicate::fcntl_dup;
 use super::queue::duration;
 use super::socket::on_system;
 use super::state::state;
@@ -21,6 +22,9 @@ use super::types::{
     SO_ASYNC_RECV_ORDERED, SO_ASYNC_RECV_TIMEOUT, SO_ASYNC_SEND_TIMEOUT, Stats, Timeout,
 };
 use crate::option::{give, taken, time};
+
+/// `ioctl`: whether the next byte is urgent.
+pub(super) const SIOCATMARK: libc::Ioctl = 0x8905;
 
 /// The direction of a time limit.
 #[derive(Clone, Copy)]
@@ -320,6 +324,7 @@ pub unsafe fn plain_fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Er
         } else {
             libc::O_RDWR
         }),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => fcntl_dup(fd, cmd, arg),
         libc::F_SETFL => {
             let nonblock = arg as c_int & libc::O_NONBLOCK != 0;
             entry.set(|s| s.nonblock = nonblock);
@@ -331,4 +336,38 @@ pub unsafe fn plain_fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Er
         },
         _ => Err(Errno::INVAL),
     }
+}
+
+/// `exs_sync_ioctl`
+pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> Result<c_int, Errno> {
+    let request = request as libc::Ioctl;
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        // SAFETY: the caller's promise.
+        return unsafe { on_system(libc::SYS_ioctl, fd, &[request as usize, arg]) };
+    };
+    let value = arg as *mut c_int;
+    let answer = match request {
+        libc::FIOCLEX | libc::FIONCLEX => {
+            // SAFETY: no pointers; the flag is the descriptor's.
+            return unsafe { on_system(libc::SYS_ioctl, fd, &[request as usize]) };
+        }
+        libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK if value.is_null() => {
+            return Err(Errno::FAULT);
+        }
+        libc::FIONBIO => {
+            // SAFETY: the caller's promise.
+            let nonblock = unsafe { value.read_unaligned() } != 0;
+            entry.set(|s| s.nonblock = nonblock);
+            return Ok(0);
+        }
+        libc::FIONREAD if entry.listening.load(Ordering::Acquire) => return Err(Errno::INVAL),
+        libc::FIONREAD => entry.socket.available(),
+        libc::TIOCOUTQ => entry.unsent.load(Ordering::Acquire) as u64,
+        // There are no urgent data.
+        SIOCATMARK => 0,
+        _ => return Err(Errno::NOTTY),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { value.write_unaligned(c_int::try_from(answer).unwrap_or(c_int::MAX)) };
+    Ok(0)
 }

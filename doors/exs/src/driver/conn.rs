@@ -519,6 +519,11 @@ impl Conn {
         self.with(|core| core.ready())
     }
 
+    pub(crate) fn available(&self) -> u64 {
+        self.drive();
+        self.with(|core| core.machine.as_ref().map_or(0, Endpoint::available))
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         self.with(|core| {
             core.machine
