@@ -33,11 +33,12 @@ fn made_up(attr: &Attr, endpoint: &Endpoint) -> Stat {
     let mut stat: Stat = unsafe { MaybeUninit::zeroed().assume_init() };
     stat.st_dev = device(endpoint);
     stat.st_ino = attr.ino;
-    stat.st_mode = match (attr.dir, attr.writable) {
-        (true, _) => libc::S_IFDIR | 0o755,
-        (false, true) => libc::S_IFREG | 0o644,
-        (false, false) => libc::S_IFREG | 0o444,
+    let kind = if attr.dir {
+        libc::S_IFDIR
+    } else {
+        libc::S_IFREG
     };
+    stat.st_mode = kind | libc::mode_t::from(attr.mode & 0o777);
     stat.st_nlink = if attr.dir { 2 } else { 1 };
     // SAFETY: no arguments.
     (stat.st_uid, stat.st_gid) = unsafe { (libc::geteuid(), libc::getegid()) };
