@@ -218,9 +218,9 @@ typedef struct exs_timeout {
 #define EXS_TIMEOUT_ONCE 0x1 /* the first operation that runs into the limit ends it */
 
 /* exs_fcntl. Each F_GET returns the value; each F_SET takes an int. They are for sockets before connect or listen. */
-#define EXS_F_GETCREDITS 0x4501      /* announcements that the peer may have under way to us: 4 to 65535 */
+#define EXS_F_GETCREDITS 0x4501      /* announcements that the peer may have under way to us: 4 to 65535, all in 256 MiB */
 #define EXS_F_SETCREDITS 0x4502
-#define EXS_F_GETSMALLPACKET 0x4503  /* small_packet_max_size, bytes: 0 to 65536 */
+#define EXS_F_GETSMALLPACKET 0x4503  /* small_packet_max_size, bytes: 0 to 2^24 */
 #define EXS_F_SETSMALLPACKET 0x4504
 #define EXS_F_GETBUFFER 0x4505       /* intermediate buffer of a stream, bytes: 4096 to 2^30 */
 #define EXS_F_SETBUFFER 0x4506
@@ -232,9 +232,10 @@ typedef struct exs_timeout {
 #define EXS_F_SETCRC 0x450c
 #define EXS_F_GETSTATS 0x450d        /* fills in an exs_stats_t, at any time; returns 0 */
 
-#define EXS_MODE_DYNAMIC 0  /* directly where the receiver is ahead, through the buffer where the sender is */
-#define EXS_MODE_DIRECT 1   /* always directly */
-#define EXS_MODE_INDIRECT 2 /* always through the buffer */
+#define EXS_MODE_DYNAMIC 0   /* directly or through the buffer, whichever is faster: a send may wait for a receive */
+#define EXS_MODE_DIRECT 1    /* always directly */
+#define EXS_MODE_INDIRECT 2  /* always through the buffer */
+#define EXS_MODE_PUBLISHED 3 /* through the buffer at once if no receive is announced (MacArthur and Russell, section III) */
 
 #define EXS_DESIGN_ADVERT 0 /* the receiver announces its memory, the sender writes there */
 #define EXS_DESIGN_SOURCE 1 /* the sender announces its memory, the receiver reads it */
@@ -300,6 +301,11 @@ int exs_close(int fd, int flags, exs_qhandle_t qh, exs_ahandle_t ah);
 int exs_cancel(int fd, int flags, exs_ahandle_t ah);
 int exs_recycle_recv_buffer(int fd, void *buffer);
 
+/* Of <sys/socket.h>, <sys/epoll.h> and <time.h>. */
+struct epoll_event;
+struct mmsghdr;
+struct timespec;
+
 /* The sockets calls under another name: blocking, no queue, no handles. What is no EXS socket goes to the system. */
 int exs_sync_socket(int domain, int type, int protocol);
 int exs_sync_bind(int fd, const struct sockaddr *addr, socklen_t addrlen);
@@ -326,6 +332,29 @@ int exs_sync_getpeername(int fd, struct sockaddr *addr, socklen_t *addrlen);
 int exs_sync_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
 int exs_sync_setsockopt(int fd, int level, int name, const void *value, socklen_t len);
 int exs_sync_fcntl(int fd, int cmd, ...);
+
+int exs_sync_accept4(int fd, struct sockaddr *addr, socklen_t *addrlen, int flags);
+int exs_sync_sendmmsg(int fd, struct mmsghdr *vec, unsigned int n, int flags);
+int exs_sync_recvmmsg(int fd, struct mmsghdr *vec, unsigned int n, int flags, struct timespec *timeout);
+int exs_sync_socketpair(int domain, int type, int protocol, int fds[2]);
+int exs_sync_dup(int fd);
+int exs_sync_dup2(int fd, int newfd);
+int exs_sync_dup3(int fd, int newfd, int flags);
+int exs_sync_ioctl(int fd, unsigned long request, ...);
+int exs_sync_sockatmark(int fd);
+int exs_sync_ppoll(struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask);
+int exs_sync_pselect(int n, fd_set *readfds, fd_set *writefds, fd_set *exceptfds, const struct timespec *timeout, const sigset_t *mask);
+int exs_sync_epoll_create(int size);
+int exs_sync_epoll_create1(int flags);
+int exs_sync_epoll_ctl(int epfd, int op, int fd, struct epoll_event *event);
+int exs_sync_epoll_wait(int epfd, struct epoll_event *events, int n, int timeout);
+int exs_sync_epoll_pwait(int epfd, struct epoll_event *events, int n, int timeout, const sigset_t *mask);
+int exs_sync_epoll_pwait2(int epfd, struct epoll_event *events, int n, const struct timespec *timeout, const sigset_t *mask);
+/*
+ * The calls of sockets that are not here keep their names. getaddrinfo, inet_pton and their like use no descriptor. eventfd, timerfd_create, signalfd
+ * and pipe make descriptors of the system, which the calls above take. There are none for splice, tee and vmsplice, which move bytes within the kernel;
+ * for fdopen, whose stream would read by the system's calls; for io_uring, whose calls do not pass through a library.
+ */
 
 /* The same with registered memory. */
 ssize_t exs_sync_send_mh(int fd, const void *buf, size_t len, int flags, exs_mhandle_t mh);

@@ -65,7 +65,7 @@ fn every_way_delivers_what_was_sent() {
     for transport in [Transport::Tcp, Transport::Local] {
         let base = verified(transport);
         let mut plans = Vec::new();
-        for mode in [Mode::Dynamic, Mode::Direct, Mode::Indirect] {
+        for mode in [Mode::Dynamic, Mode::Published, Mode::Direct, Mode::Indirect] {
             for registered in [true, false] {
                 plans.push(Plan {
                     mode,
@@ -115,7 +115,7 @@ fn every_way_delivers_what_was_sent() {
             match plan.mode {
                 Mode::Direct => assert_eq!(run.client.indirect, 0, "{run:?}"),
                 Mode::Indirect => assert_eq!(run.client.direct, 0, "{run:?}"),
-                Mode::Dynamic => {}
+                Mode::Dynamic | Mode::Published => {}
             }
         }
     }

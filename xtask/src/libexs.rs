@@ -1,64 +1,113 @@
-//! libexs for C programs: the library, with its headers, manual pages and pkg-config file.
+//! libexs and libiw for C programs: the library, with its headers, manual pages, examples and pkg-config file.
 
 use std::fs;
 use std::path::Path;
 
 use crate::library::{self, Library, Symbol, at, read, symlink, write};
 
-/// The part of the version that programs are linked to.
-const SONAME: &str = "libexs.so.0";
-/// The version of each exported name.
-const SYMBOL_VERSION: &str = "EXS_1.0";
-
-/// Builds the library and writes all files below `dir`. Returns a summary.
-pub(crate) fn lay_out(dir: &Path, profile: library::Profile) -> Result<String, String> {
-    let root = library::root()?;
-    let header = read(&root.join("include/sys/exs.h"))?;
-    let symbols: Vec<Symbol> = calls(&header).into_iter().map(symbol).collect();
-    let (archive, version) = library::build(root, "weft-libexs", "exs", profile)?;
-    let full = format!("libexs.so.{version}");
-    let lib = dir.join("lib");
-    fs::create_dir_all(lib.join("pkgconfig")).map_err(at(&lib))?;
-    let inputs = library::inputs(&archive);
-    Library {
-        path: &lib.join(&full),
-        soname: SONAME,
-        symbols: &symbols,
-        forwards: false,
-        inputs: &inputs,
-        strip: profile.strips(),
-    }
-    .link()?;
-    symlink(&full, &lib.join(SONAME))?;
-    symlink(SONAME, &lib.join("libexs.so"))?;
-    for name in ["exs.h", "sys/exs.h"] {
-        let to = dir.join("include").join(name);
-        fs::create_dir_all(dir.join("include/sys")).map_err(at(&to))?;
-        library::copy(&root.join("include").join(name), &to)?;
-    }
-    let examples = dir.join("share/doc/exs/examples");
-    fs::create_dir_all(&examples).map_err(at(&examples))?;
-    for entry in fs::read_dir(root.join("examples/exs")).map_err(at(&examples))? {
-        let from = entry.map_err(at(&examples))?.path();
-        if let Some(name) = from.file_name() {
-            library::copy(&from, &examples.join(name))?;
-        }
-    }
-    write(&lib.join("pkgconfig/exs.pc"), &pkg_config(&version))?;
-    let pages = manual(&root.join("doors/libexs/man"), &dir.join("share/man"))?;
-    Ok(format!(
-        "{}: {} calls, {pages} manual pages",
-        lib.join(full).display(),
-        symbols.len()
-    ))
+/// A library of calls that a header declares.
+struct CLibrary {
+    package: &'static str,
+    /// The name for the linker, and for pkg-config.
+    name: &'static str,
+    description: &'static str,
+    /// The version of each exported name.
+    symbol_version: &'static str,
+    /// Below `include`; the first one declares the calls.
+    headers: &'static [&'static str],
 }
 
-fn symbol(name: &str) -> Symbol {
-    Symbol {
-        version: SYMBOL_VERSION.into(),
-        name: name.into(),
-        hidden: false,
-        function: None,
+const EXS: CLibrary = CLibrary {
+    package: "weft-libexs",
+    name: "exs",
+    description: "Extended sockets: asynchronous, zero-copy streams and messages over RDMA",
+    symbol_version: "EXS_1.0",
+    headers: &["sys/exs.h", "exs.h"],
+};
+
+const IW: CLibrary = CLibrary {
+    package: "weft-libiw",
+    name: "iw",
+    description: "The small iWARP library: RDMA in a dozen calls",
+    symbol_version: "IW_1.0",
+    headers: &["iw.h"],
+};
+
+/// Builds libexs and writes all files below `dir`. Returns a summary.
+pub(crate) fn lay_out(dir: &Path, profile: library::Profile) -> Result<String, String> {
+    EXS.lay_out(dir, profile)
+}
+
+/// As [`lay_out`], for libiw.
+pub(crate) fn lay_out_iw(dir: &Path, profile: library::Profile) -> Result<String, String> {
+    IW.lay_out(dir, profile)
+}
+
+impl CLibrary {
+    fn lay_out(&self, dir: &Path, profile: library::Profile) -> Result<String, String> {
+        let name = self.name;
+        let root = library::root()?;
+        let include = root.join("include");
+        let header = read(&include.join(self.headers[0]))?;
+        let symbols: Vec<Symbol> = calls(&header).into_iter().map(|c| self.symbol(c)).collect();
+        let (archive, version) = library::build(root, self.package, name, profile)?;
+        // The part of the version that programs are linked to.
+        let soname = format!("lib{name}.so.0");
+        let full = format!("lib{name}.so.{version}");
+        let lib = dir.join("lib");
+        fs::create_dir_all(lib.join("pkgconfig")).map_err(at(&lib))?;
+        let inputs = library::inputs(&archive);
+        Library {
+            path: &lib.join(&full),
+            soname: &soname,
+            symbols: &symbols,
+            forwards: false,
+            inputs: &inputs,
+            strip: profile.strips(),
+        }
+        .link()?;
+        symlink(&full, &lib.join(&soname))?;
+        symlink(&soname, &lib.join(format!("lib{name}.so")))?;
+        for name in self.headers {
+            let to = dir.join("include").join(name);
+            fs::create_dir_all(dir.join("include/sys")).map_err(at(&to))?;
+            library::copy(&include.join(name), &to)?;
+        }
+        let examples = dir.join(format!("share/doc/{name}/examples"));
+        fs::create_dir_all(&examples).map_err(at(&examples))?;
+        for entry in fs::read_dir(root.join("examples").join(name)).map_err(at(&examples))? {
+            let from = entry.map_err(at(&examples))?.path();
+            if let Some(name) = from.file_name() {
+                library::copy(&from, &examples.join(name))?;
+            }
+        }
+        let pc = lib.join(format!("pkgconfig/{name}.pc"));
+        write(&pc, &self.pkg_config(&version))?;
+        let pages = root.join(format!("doors/lib{name}/man"));
+        let pages = manual(&pages, &dir.join("share/man"))?;
+        Ok(format!(
+            "{}: {} calls, {pages} manual pages",
+            lib.join(full).display(),
+            symbols.len()
+        ))
+    }
+
+    fn symbol(&self, name: &str) -> Symbol {
+        Symbol {
+            version: self.symbol_version.into(),
+            name: name.into(),
+            hidden: false,
+            function: None,
+        }
+    }
+
+    fn pkg_config(&self, version: &str) -> String {
+        let (name, description) = (self.name, self.description);
+        format!(
+            "prefix=${{pcfiledir}}/../..\nincludedir=${{prefix}}/include\nlibdir=${{prefix}}/lib\n\n\
+             Name: {name}\nDescription: {description}\n\
+             Version: {version}\nCflags: -I${{includedir}}\nLibs: -L${{libdir}} -l{name}\n"
+        )
     }
 }
 
@@ -69,14 +118,6 @@ fn calls(header: &str) -> Vec<&str> {
         .filter(|line| line.ends_with(");") && !line.starts_with([' ', '/', '#']))
         .filter_map(|line| line.split_once('(')?.0.rsplit([' ', '*']).next())
         .collect()
-}
-
-fn pkg_config(version: &str) -> String {
-    format!(
-        "prefix=${{pcfiledir}}/../..\nincludedir=${{prefix}}/include\nlibdir=${{prefix}}/lib\n\n\
-         Name: exs\nDescription: Extended sockets: asynchronous, zero-copy streams and messages over RDMA\n\
-         Version: {version}\nCflags: -I${{includedir}}\nLibs: -L${{libdir}} -lexs\n"
-    )
 }
 
 /// Copies the pages to their sections, with a link for every further name of a page. Returns the number of names.

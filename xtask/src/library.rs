@@ -279,13 +279,14 @@ impl Profile {
 
 /// What `./x dist` builds. Cargo chooses the features of what crates share by all packages of a command line: with the same packages each time, which add
 /// none to what `weft` takes, nothing is compiled twice.
-const TOGETHER: [&str; 10] = [
+const TOGETHER: [&str; 11] = [
     "weft",
     "weft-libadvise",
     "weft-libexs",
     "weft-libfi",
     "weft-libfs",
     "weft-libibverbs",
+    "weft-libiw",
     "weft-libmalloc",
     "weft-libsysfs",
     "weft-preload",

@@ -24,6 +24,8 @@ cargo xtask deps    check the crates against the table in ARCHITECTURE.md: every
                     and are all listed
 cargo xtask libexs DIR [--release|--debug]
                     the C library of extended sockets below DIR: lib/, include/, share/man/, lib/pkgconfig/
+cargo xtask libiw DIR [--release|--debug]
+                    the small iWARP library for C, in the same way
 cargo xtask verbs DIR [--release|--debug]
                     libibverbs and librdmacm below DIR: lib/, lib/pkgconfig/
 cargo xtask run DIR [--release|--debug]
@@ -53,11 +55,12 @@ fn main() -> ExitCode {
             }
         },
         [
-            what @ ("libexs" | "verbs" | "run" | "advise" | "fs"),
+            what @ ("libexs" | "libiw" | "verbs" | "run" | "advise" | "fs"),
             dir,
             ref options @ ..,
         ] if let Some(profile) = library::Profile::of(options) => {
             let lay_out = match what {
+                "libiw" => libexs::lay_out_iw,
                 "verbs" => verbs::lay_out,
                 "run" => run::lay_out,
                 "advise" => run::lay_out_advise,

@@ -29,7 +29,7 @@ pub const VERSION: u8 = 1;
 /// other, and one so that a message that returns one credit does not ask for another.
 pub const MIN_CREDITS: u32 = 3;
 /// The most payload that travels in the message that announces it, in bytes.
-pub const MAX_SMALL: u32 = 1 << 16;
+pub const MAX_SMALL: u32 = 16 << 20;
 
 const MAGIC: [u8; 4] = *b"wexs";
 const WAITALL: u8 = 1;
@@ -67,8 +67,11 @@ pub struct Remote {
 /// Which transfers a stream makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Direct if an advert is available, indirect otherwise.
+    /// Direct or indirect: a sender without an advert may wait for one.
     Dynamic,
+    /// Direct if an advert is available, indirect at once otherwise: the policy of the paper. A greeting does not distinguish it from
+    /// [`Dynamic`](Self::Dynamic); each end chooses its own policy.
+    Published,
     /// Only into advertised memory.
     Direct,
     /// Only through the intermediate buffer and in messages; nothing is advertised.
@@ -322,7 +325,7 @@ impl Hello {
         let mode = match self.mode {
             Mode::Direct => 1,
             Mode::Indirect => 2,
-            Mode::Dynamic => 3,
+            Mode::Dynamic | Mode::Published => 3,
         };
         let (addr, rkey, len) = self.ring.map_or((0, 0, 0), |r| (r.addr, r.rkey, r.len));
         let raw = RawHello {
@@ -375,13 +378,15 @@ impl Hello {
         })
     }
 
-    /// The result of this end's greeting and the other's. Both ends get the same result.
+    /// The result of this end's greeting and the other's. Both ends get the same result, except for the policy of each
+    /// ([`Mode::Published`]).
     pub fn agree(&self, peer: &Hello) -> Result<Agreed, Mismatch> {
         if self.kind != peer.kind {
             return Err(Mismatch::Kind(self.kind, peer.kind));
         }
         let mode = match (self.mode, peer.mode) {
-            (mode, Mode::Dynamic) | (Mode::Dynamic, mode) => mode,
+            (mine, Mode::Dynamic | Mode::Published) => mine,
+            (Mode::Dynamic | Mode::Published, other) => other,
             (mine, other) if mine == other => mine,
             _ => return Err(Mismatch::Mode),
         };

@@ -828,6 +828,21 @@ fn exs_ends_that_cannot_talk() {
         ..hello
     };
     assert_eq!(hello.agree(&indirect), Err(exs::Mismatch::Mode));
+    // The policy of the paper is one end's matter: its greeting is that of Dynamic.
+    let published = exs::Hello {
+        mode: exs::Mode::Published,
+        ..hello
+    };
+    let dynamic = exs::Hello {
+        mode: exs::Mode::Dynamic,
+        ..hello
+    };
+    assert_eq!(published.emit(), dynamic.emit());
+    let mode = |mine: &exs::Hello, peer| mine.agree(peer).map(|agreed| agreed.mode);
+    assert_eq!(mode(&published, &dynamic), Ok(exs::Mode::Published));
+    assert_eq!(mode(&dynamic, &published), Ok(exs::Mode::Dynamic));
+    assert_eq!(mode(&published, &hello), Ok(hello.mode));
+    assert_eq!(mode(&hello, &published), Ok(hello.mode));
     assert_eq!(indirect.agree(&indirect), Err(exs::Mismatch::NoRing));
     let few = exs::Hello {
         credits: 2,

@@ -14,6 +14,10 @@ impl Failed for libc::c_int {
     const FAILED: Self = -1;
 }
 
+impl Failed for i64 {
+    const FAILED: Self = -1;
+}
+
 impl Failed for libc::ssize_t {
     const FAILED: Self = -1;
 }
@@ -149,6 +153,7 @@ pub(crate) fn set_errno(errno: Errno) {
 }
 
 /// A length in the type that the calls return. No object is longer than `isize::MAX`.
+#[cfg(any(feature = "exs", feature = "verbs"))]
 pub(crate) fn signed(len: usize) -> libc::ssize_t {
     libc::ssize_t::try_from(len).unwrap_or(libc::ssize_t::MAX)
 }
@@ -157,6 +162,7 @@ pub(crate) fn signed(len: usize) -> libc::ssize_t {
 ///
 /// # Safety
 /// As for the system call.
+#[cfg(any(feature = "exs", feature = "verbs"))]
 pub(crate) unsafe fn system(number: libc::c_long, args: [usize; 6]) -> Result<isize, Errno> {
     // SAFETY: the caller's promise.
     let result =

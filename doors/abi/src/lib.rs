@@ -18,6 +18,7 @@ pub mod exs;
 mod once;
 #[cfg(any(feature = "exs", feature = "verbs"))]
 mod option;
+#[cfg(any(feature = "exs", feature = "verbs"))]
 mod pages;
 #[cfg(any(feature = "exs", feature = "verbs"))]
 mod select;

@@ -230,7 +230,7 @@ fn an_extended_socket_that_waits() {
         let (listener, _) = listening(SOCK_STREAM);
         let accepted = interrupted(signal, move || {
             i64::from(run(|| unsafe {
-                sync::accept(listener, null_mut(), null_mut())
+                sync::accept4(listener, null_mut(), null_mut(), 0)
             }))
         });
         assert_eq!(accepted, INTERRUPTED);

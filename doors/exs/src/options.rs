@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use weft_verbs::LinkOptions;
-use weft_wire::exs::MAX_SMALL;
 pub use weft_wire::exs::{Design, Mode};
+use weft_wire::exs::{HEADER_LEN, MAX_LEN, MAX_SMALL};
 
 /// How long a closed connection may continue without sending a byte.
 pub(crate) const LINGER: Duration = Duration::from_secs(30);
+/// The most bytes of the control receives of a connection. A peer can fill them before the program receives anything.
+const CONTROL_MEMORY: usize = 256 << 20;
 /// The unit of a socket's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -21,14 +23,16 @@ pub enum Kind {
 /// Settings of a socket. Those that determine a connection can be changed until it is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How a stream moves its bytes in both directions. Default: dynamic.
+    /// How a stream moves its bytes in both directions. Default: dynamic. With [`Mode::Published`] this end uses the policy of the paper, whatever
+    /// the peer's is.
     pub mode: Mode,
     /// How sequenced packets are moved; both sides need the same. Default: [`Design::Advert`].
     pub design: Design,
-    /// Control receives that this end keeps posted: the peer's send credits. 4 to 65,535, default 256.
+    /// Control receives that this end keeps posted: the peer's send credits. 4 to 65,535, default 256. Each has room for the longest small packet;
+    /// if they had more than 256 MiB in all, fewer are posted: 15 with small packets of 16 MiB.
     pub credits: u32,
     /// Data up to this many bytes travels in the message that announces it (`small_packet_max_size`, EXS interface 5.1). 0 disables this;
-    /// at most 65,536, default 256. Our setting limits what the peer sends this way; the peer's setting limits what we send.
+    /// at most 16 MiB, default 256. Our setting limits what the peer sends this way; the peer's setting limits what we send.
     pub small_packet_max: u32,
     /// Bytes of this end's intermediate buffer. 4 KiB to 1 GiB, default 1 MiB.
     pub buffer: u32,
@@ -67,6 +71,17 @@ impl Options {
             && self.small_packet_max <= MAX_SMALL
             && (4096..=1 << 30).contains(&self.buffer);
         if fine { Ok(()) } else { Err(Errno::INVAL) }
+    }
+    /// The bytes of a control receive.
+    pub(crate) fn control_slot(&self) -> usize {
+        (self.small_packet_max as usize + HEADER_LEN)
+            .max(MAX_LEN)
+            .next_multiple_of(64)
+    }
+    /// The control receives that are posted.
+    pub(crate) fn control_receives(&self) -> u32 {
+        self.credits
+            .min((CONTROL_MEMORY / self.control_slot()) as u32)
     }
     /// The settings of the wire protocol.
     pub(crate) fn link(&self) -> LinkOptions {

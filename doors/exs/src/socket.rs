@@ -645,6 +645,11 @@ impl Socket {
         }
     }
 
+    /// Bytes that have arrived and that no receive has taken; of messages, those of the first.
+    pub fn available(&self) -> u64 {
+        self.conn().map(|conn| conn.available()).unwrap_or_default()
+    }
+
     /// Counters of the connection.
     pub fn stats(&self) -> Stats {
         self.conn().map(|conn| conn.stats()).unwrap_or_default()

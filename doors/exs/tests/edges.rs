@@ -12,11 +12,12 @@ use crate::common::{
     PATIENCE, aside, asleep, context, events, file_of, listener, pair, pair_of, send_limit, until,
 };
 use weft_exs::{
-    Context, Design, EventKind, Kind, Memory, Mode, Options, Piece, Queue, RecvFlags, Region, Sink,
-    Socket,
+    Context, Design, Errno, EventKind, Kind, Memory, Mode, Options, Piece, Queue, RecvFlags,
+    Region, Sink, Socket,
 };
 use weft_verbs::ext::CqExt;
 use weft_verbs::{Device, LocalMode};
+use weft_wire::exs::{HELLO_LEN, Hello};
 
 fn whole(len: usize) -> Vec<Piece> {
     common::whole(&file_of(&vec![7; len]))
@@ -61,6 +62,67 @@ fn sends_small_packets(small: u32, credits: u32, n: u64, memory: impl FnOnce(&Co
 #[test]
 fn many_long_small_packets() {
     sends_small_packets(4096, 4096, 1000, |_| Memory::from(vec![1; 4000]));
+}
+
+/// A list of messages of 12 MiB, from memory that is no region and in pieces, each in one message: the receiver's setting decides.
+#[test]
+fn small_packets_of_many_megabytes() {
+    const LEN: usize = 12 << 20;
+    let large = |o: &mut Options| o.small_packet_max = 16 << 20;
+    let list = || {
+        let pieces = [1u8, 2, 3].map(|byte| Memory::from(vec![byte; LEN / 3]));
+        Memory::List(pieces.into())
+    };
+    for local in [LocalMode::Off, LocalMode::Require] {
+        for kind in [Kind::Stream, Kind::SeqPacket] {
+            let (context, a, b) = pair_of(local, kind, |_| (), large);
+            let sent = Queue::new(&context, 8).unwrap();
+            let got = Queue::new(&context, 8).unwrap();
+            for i in 0..3 {
+                let to = Memory::from(vec![0; LEN]);
+                b.recv(to, RecvFlags::WAITALL, got.sink(i)).unwrap();
+                a.send(list(), sent.sink(i)).unwrap();
+                let event = events(&got, 1).remove(0);
+                assert_eq!(event.result, Ok(LEN), "{local:?} {kind:?}");
+                let bytes = event.memory.unwrap().into_vec();
+                let fine = (0..LEN).all(|at| usize::from(bytes[at]) == at / (LEN / 3) + 1);
+                assert!(fine, "{local:?} {kind:?}");
+                assert_eq!(events(&sent, 1)[0].result, Ok(LEN));
+            }
+            let stats = a.stats();
+            let moved = [stats.small_sent, stats.direct_sent, stats.indirect_sent];
+            assert_eq!(moved, [3, 0, 0], "{local:?} {kind:?}");
+        }
+    }
+}
+
+/// What peers may send before the program receives is bounded, whatever the settings: with longer small packets there are fewer control receives.
+#[test]
+fn the_memory_of_control_receives_is_bounded() {
+    let context = context(LocalMode::Off);
+    let device = Device::builder().local(LocalMode::Off).open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    for (small, posted) in [(16 << 20, 15), (1 << 20, 255), (1 << 10, 65_535)] {
+        let set = |o: &mut Options| {
+            o.small_packet_max = small;
+            o.credits = 65_535;
+        };
+        let listener = listener(&context, Kind::Stream, set);
+        let cq = device.create_cq(4096, None).unwrap();
+        let (conn, _sink) = raw::greet(&listener, &pd, &cq, &raw::hello());
+        let hello = Hello::parse(&conn.private_data[..HELLO_LEN]).unwrap();
+        assert_eq!((hello.small, hello.credits), (small, posted));
+    }
+}
+
+#[test]
+fn a_small_packet_has_at_most_16_mib() {
+    let context = context(LocalMode::Off);
+    let socket = Socket::new(&context, false, Kind::Stream).unwrap();
+    let set = |small| socket.set_options(|o| o.small_packet_max = small);
+    assert_eq!(set(16 << 20), Ok(()));
+    assert_eq!(set((16 << 20) + 1), Err(Errno::INVAL));
+    assert_eq!(socket.options().small_packet_max, 16 << 20);
 }
 
 /// A gathered message in the design where the sender adverts.
@@ -540,7 +602,8 @@ fn a_very_long_busy_wait_waits() {
 /// Two closed ends with data left for each other do not wait for each other, over any transport.
 #[test]
 fn two_closed_ends_let_go_of_each_other() {
-    let modes = [Mode::Dynamic, Mode::Direct, Mode::Indirect].map(|m| (Kind::Stream, m, None));
+    let modes = [Mode::Dynamic, Mode::Published, Mode::Direct, Mode::Indirect];
+    let modes = modes.map(|m| (Kind::Stream, m, None));
     let designs = [Design::Advert, Design::Source];
     let designs = designs.map(|d| (Kind::SeqPacket, Mode::Dynamic, Some(d)));
     for (kind, mode, design) in modes.into_iter().chain(designs) {

@@ -440,6 +440,81 @@ fn only_direct_and_only_indirect() {
     }
 }
 
+/// The policy of the paper under our rules.
+#[test]
+fn the_published_policy() {
+    let published = |credits, small, ring| Settings {
+        mode: Mode::Published,
+        ..settings(credits, small, ring)
+    };
+    let one_way = [(3, 0, 1), (3, 0, 2), (4, 1, 2), (5, 1, 0)];
+    let mut all: Vec<Bounds> = one_way
+        .map(|(credits, small, ring)| Bounds {
+            settings: published(credits, small, ring),
+            ..Bounds::default()
+        })
+        .into();
+    for (sends, recvs, cancels) in [
+        ([2, 0], [0, 3], [0, 0]),
+        ([1, 1], [1, 1], [0, 0]),
+        ([2, 0], [0, 2], [0, 1]),
+    ] {
+        all.push(Bounds {
+            settings: published(4, 0, 3),
+            sends,
+            recvs,
+            cancels,
+            waitall: &[false],
+            ..Bounds::default()
+        });
+    }
+    for bounds in all {
+        let Settings {
+            credits,
+            small,
+            ring,
+            ..
+        } = bounds.settings;
+        let (sends, recvs) = (bounds.sends, bounds.recvs);
+        bounds.holds(&format!(
+            "published, {credits:?} credits, small {small:?}, ring {ring:?}, {sends:?} sends, {recvs:?} receives"
+        ));
+    }
+}
+
+#[test]
+fn the_published_policy_waits_for_no_advert_and_adverts_each_receive() {
+    let flags = RecvFlags {
+        waitall: false,
+        in_place: false,
+    };
+    for (mode, goes, adverts) in [(Mode::Published, true, 4), (Mode::Dynamic, false, 2)] {
+        let mut world = World::new(&Settings {
+            mode,
+            ..settings(64, 1, 8)
+        });
+        // Two receives are advertised, and the sender is ahead of the adverts.
+        for _ in 0..2 {
+            world.call(1, Call::Recv(2, flags)).unwrap();
+            assert!(world.poll(1, true).unwrap().is_some());
+        }
+        world.call(0, Call::Send(4)).unwrap();
+        let mut sender = world.ends[0].machine.clone();
+        assert_eq!(sender.poll(false).is_some(), goes, "{mode:?}");
+        world.poll(0, true).unwrap();
+        world.settle().unwrap();
+        // No advert of that phase was used.
+        let before = world.ends[1].machine.stats().adverts_sent;
+        for _ in 0..3 {
+            world.call(1, Call::Recv(2, flags)).unwrap();
+        }
+        world.call(1, Call::Recv(1, flags)).unwrap();
+        world.settle().unwrap();
+        let sent = world.ends[1].machine.stats().adverts_sent - before;
+        assert_eq!(sent, adverts, "{mode:?}");
+    }
+}
+
 #[test]
 fn data_left_in_messages() {
     let bounds = Bounds {

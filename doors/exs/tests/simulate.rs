@@ -59,7 +59,7 @@ fn manners() -> impl Strategy<Value = Manners> {
         Kind::SeqPacket(Design::Advert),
         Kind::SeqPacket(Design::Source),
     ];
-    let modes = vec![Mode::Dynamic, Mode::Dynamic, Mode::Direct, Mode::Indirect];
+    let modes = vec![Mode::Dynamic, Mode::Published, Mode::Direct, Mode::Indirect];
     let of = |choices: &[u32]| {
         let choice = proptest::sample::select(choices.to_vec());
         (choice.clone(), choice, any::<bool>())

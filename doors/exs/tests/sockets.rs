@@ -199,7 +199,7 @@ fn transfer(pair: &Pair, plan: Plan) {
 #[test]
 fn streams_of_every_mode() {
     for setup in SETUPS {
-        for mode in [Mode::Dynamic, Mode::Direct, Mode::Indirect] {
+        for mode in [Mode::Dynamic, Mode::Published, Mode::Direct, Mode::Indirect] {
             for (sends, recvs) in [(1, 1), (2, 4), (4, 2), (8, 8)] {
                 for (largest, small, waitall) in [
                     (300, 256, false),
@@ -232,7 +232,7 @@ fn streams_of_every_mode() {
                         match mode {
                             Mode::Direct => assert_eq!(stats.indirect_sent + stats.small_sent, 0),
                             Mode::Indirect => assert_eq!(stats.direct_sent, 0),
-                            Mode::Dynamic => {}
+                            Mode::Dynamic | Mode::Published => {}
                         }
                     }
                 }

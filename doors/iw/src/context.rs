@@ -331,6 +331,20 @@ impl Context {
         Ok(Lmr(self.pd.reg_mr(buffer, access | Access::LOCAL_WRITE)?))
     }
 
+    /// Registers memory of the program's own, whose owner has promised that it stays.
+    ///
+    /// # Errors
+    /// As [`Context::lmr_register`].
+    pub fn lmr_register_raw(
+        &self,
+        memory: &weft_verbs::RawMemory,
+        access: Access,
+    ) -> Result<Lmr, Error> {
+        Ok(Lmr(self
+            .pd
+            .reg_raw(memory, access | Access::LOCAL_WRITE)?))
+    }
+
     /// Waits until `out` is full of completions of one kind, in their order. Receives of advertisements are
     /// not among them: those belong to [`Self::wait_recv_adv`].
     ///

@@ -92,6 +92,11 @@ impl Rmr {
     }
 
     /// The address of `len` bytes from offset `at`.
+    /// Its address and key.
+    pub fn remote(&self) -> RemoteAddr {
+        self.remote
+    }
+
     pub(crate) fn at(&self, at: usize, len: usize) -> Result<RemoteAddr, Error> {
         check(at as u64, len as u64, self.len.into())?;
         // The peer's address may be anything: a sum that wraps is refused by the peer.

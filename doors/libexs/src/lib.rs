@@ -4,17 +4,23 @@
 //!
 //! Each call is as safe as its manual page states: see `weft_abi`.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::ptr::null;
 
-use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ssize_t, timeval};
+use libc::{
+    epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
+};
 use weft_abi::call::run;
 use weft_abi::exs::types::{
     AHandle, AcceptAddr, EXS_MHANDLE_UNREGISTERED, Event, IoVec, MHandle, MsgHdr, PollFd, QHandle,
     Version, XferFile,
 };
-use weft_abi::exs::{init, memory, option, queue, socket, sync};
+use weft_abi::exs::{init, memory, option, queue, several, socket, sync};
 
 const UNREGISTERED: MHandle = EXS_MHANDLE_UNREGISTERED as MHandle;
+const NONE: c_int = 0;
+const NO_MASK: *const sigset_t = null();
 
 macro_rules! exports {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $($body:ident)::+ ($($use:ident),*);)*) => {$(
@@ -31,7 +37,7 @@ macro_rules! exports {
     )*};
 }
 
-// `exs_fcntl` and `exs_sync_fcntl` are variadic in C. On every 64-bit system that Linux supports, their one argument is passed like the third
+// `exs_fcntl`, `exs_sync_fcntl` and `exs_sync_ioctl` are variadic in C. On every 64-bit system that Linux supports, their one argument is passed like the third
 // argument of a fixed call.
 exports! {
     exs_init(version: Version) -> c_int = init(version);
@@ -66,7 +72,8 @@ exports! {
     exs_sync_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int = sync::socket(domain, kind, protocol);
     exs_sync_bind(fd: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int = sync::bind(fd, addr, addrlen);
     exs_sync_listen(fd: c_int, backlog: c_int) -> c_int = sync::listen(fd, backlog);
-    exs_sync_accept(fd: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int = sync::accept(fd, addr, addrlen);
+    exs_sync_accept(fd: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int = sync::accept4(fd, addr, addrlen, NONE);
+    exs_sync_accept4(fd: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t, flags: c_int) -> c_int = sync::accept4(fd, addr, addrlen, flags);
     exs_sync_connect(fd: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int = sync::connect(fd, addr, addrlen);
     exs_sync_send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> ssize_t = sync::send_mh(fd, buf, len, flags, UNREGISTERED);
     exs_sync_recv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t = sync::recv_mh(fd, buf, len, flags, UNREGISTERED);
@@ -88,6 +95,22 @@ exports! {
     exs_sync_getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int = sync::getsockopt(fd, level, name, value, len);
     exs_sync_setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int = sync::setsockopt(fd, level, name, value, len);
     exs_sync_fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int = sync::fcntl(fd, cmd, arg);
+    exs_sync_sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int = several::sendmmsg(fd, vec, n, flags);
+    exs_sync_recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int = several::recvmmsg(fd, vec, n, flags, timeout);
+    exs_sync_socketpair(domain: c_int, kind: c_int, protocol: c_int, fds: *mut c_int) -> c_int = sync::socketpair(domain, kind, protocol, fds);
+    exs_sync_dup(fd: c_int) -> c_int = sync::dup(fd);
+    exs_sync_dup2(fd: c_int, new: c_int) -> c_int = sync::dup2(fd, new);
+    exs_sync_dup3(fd: c_int, new: c_int, flags: c_int) -> c_int = sync::dup3(fd, new, flags);
+    exs_sync_ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int = sync::ioctl(fd, request, arg);
+    exs_sync_sockatmark(fd: c_int) -> c_int = sync::sockatmark(fd);
+    exs_sync_ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int = sync::ppoll(fds, n, timeout, mask);
+    exs_sync_pselect(n: c_int, readfds: *mut fd_set, writefds: *mut fd_set, exceptfds: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int = sync::pselect(n, readfds, writefds, exceptfds, timeout, mask);
+    exs_sync_epoll_create(size: c_int) -> c_int = sync::epoll_create(size);
+    exs_sync_epoll_create1(flags: c_int) -> c_int = sync::epoll_create1(flags);
+    exs_sync_epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *const epoll_event) -> c_int = sync::epoll_ctl(epfd, op, fd, event);
+    exs_sync_epoll_wait(epfd: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int = sync::epoll_pwait(epfd, events, n, timeout, NO_MASK);
+    exs_sync_epoll_pwait(epfd: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t) -> c_int = sync::epoll_pwait(epfd, events, n, timeout, mask);
+    exs_sync_epoll_pwait2(epfd: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int = sync::epoll_pwait2(epfd, events, n, timeout, mask);
     exs_sync_send_mh(fd: c_int, buf: *const c_void, len: usize, flags: c_int, mh: MHandle) -> ssize_t = sync::send_mh(fd, buf, len, flags, mh);
     exs_sync_recv_mh(fd: c_int, buf: *mut c_void, len: usize, flags: c_int, mh: MHandle) -> ssize_t = sync::recv_mh(fd, buf, len, flags, mh);
     exs_sync_read_mh(fd: c_int, buf: *mut c_void, len: usize, mh: MHandle) -> ssize_t = sync::read_mh(fd, buf, len, mh);

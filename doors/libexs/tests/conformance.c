@@ -484,13 +484,15 @@ static void options(exs_qhandle_t q) {
     CHECK(exs_fcntl(raw, EXS_F_SETCREDITS, 64) == 0 && exs_fcntl(raw, EXS_F_GETCREDITS) == 64);
     CHECK(exs_fcntl(raw, EXS_F_SETSMALLPACKET, 1000) == 0 && exs_fcntl(raw, EXS_F_GETSMALLPACKET) == 1000);
     CHECK(exs_fcntl(raw, EXS_F_SETBUFFER, 65536) == 0 && exs_fcntl(raw, EXS_F_GETBUFFER) == 65536);
-    CHECK(exs_fcntl(raw, EXS_F_SETMODE, EXS_MODE_DIRECT) == 0 && exs_fcntl(raw, EXS_F_GETMODE) == EXS_MODE_DIRECT);
+    for (int mode = EXS_MODE_DYNAMIC; mode <= EXS_MODE_PUBLISHED; mode++)
+        CHECK(exs_fcntl(raw, EXS_F_SETMODE, mode) == 0 && exs_fcntl(raw, EXS_F_GETMODE) == mode);
+    CHECK(FAILS(exs_fcntl(raw, EXS_F_SETMODE, EXS_MODE_PUBLISHED + 1), EINVAL));
     CHECK(exs_fcntl(raw, EXS_F_SETCRC, 0) == 0 && exs_fcntl(raw, EXS_F_GETCRC) == 0);
     CHECK(FAILS(exs_fcntl(raw, EXS_F_SETCREDITS, 3), EINVAL));
     CHECK(FAILS(exs_fcntl(raw, EXS_F_SETCREDITS, 65536), EINVAL));
-    CHECK(FAILS(exs_fcntl(raw, EXS_F_SETSMALLPACKET, 65537), EINVAL));
+    CHECK(FAILS(exs_fcntl(raw, EXS_F_SETSMALLPACKET, (1 << 24) + 1), EINVAL));
+    CHECK(exs_fcntl(raw, EXS_F_SETSMALLPACKET, 1 << 24) == 0 && exs_fcntl(raw, EXS_F_GETSMALLPACKET) == 1 << 24);
     CHECK(FAILS(exs_fcntl(raw, EXS_F_SETSMALLPACKET, -1), EINVAL));
-    CHECK(FAILS(exs_fcntl(raw, EXS_F_SETMODE, 3), EINVAL));
     CHECK(FAILS(exs_fcntl(raw, 0x9999), EINVAL));
     CHECK(exs_fcntl(raw, EXS_F_GETCREDITS) == 64); /* a refused value changes nothing */
     value = 8192;

@@ -194,10 +194,12 @@ fn an_example_whose_server_is_not_there_says_so() {
 
 #[test]
 fn the_calls_do_what_the_pages_say() {
-    let source = root().join("doors/libexs/tests/conformance.c");
-    let program = compile(&source, &["-std=gnu11"]);
-    good(&mut command(&program));
-    good(command(&program).env("WEFT_LOCAL", "off")); // and over TCP
+    for source in ["conformance.c", "calls.c"] {
+        let source = root().join("doors/libexs/tests").join(source);
+        let program = compile(&source, &["-std=gnu11"]);
+        good(&mut command(&program));
+        good(command(&program).env("WEFT_LOCAL", "off")); // and over TCP
+    }
 }
 
 /// The program that papers/results/floor.md measures: the same source for plain sockets and for EXS; only the names of the calls differ.
@@ -208,6 +210,58 @@ fn a_poll_server_is_ported_by_the_names_of_its_calls() {
         let program = compile(&source, flags);
         let took = text(&good(command(&program).args(["200", "3"])));
         assert!(took.trim().parse::<f64>().unwrap() > 0.0, "{took}");
+    }
+}
+
+/// The source with `exs_sync_` before the name of every call that the header has.
+fn prefixed(source: &str) -> String {
+    let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut out = String::new();
+    let mut rest = source;
+    while let Some(at) = rest.find('(') {
+        let (before, after) = rest.split_at(at);
+        let name = before.rsplit(|c| !is_of_a_name(c)).next().unwrap();
+        let call = format!("exs_sync_{name}");
+        out += &before[..at - name.len()];
+        out += if declared().contains(&call) {
+            &call
+        } else {
+            name
+        };
+        out.push('(');
+        rest = &after[1..];
+    }
+    out + rest
+}
+
+/// A server in the usual form of epoll(7) is ported by the prefix alone, level-triggered and edge-triggered, and serves several clients.
+#[test]
+fn an_epoll_server_is_ported_by_the_prefix() {
+    let plain = root().join("doors/libexs/tests/epoll_server.c");
+    let ported = dist().join("epoll_server_exs.c");
+    let source = prefixed(&std::fs::read_to_string(&plain).unwrap());
+    let (head, body) = source.split_once("#include").unwrap();
+    let source = format!("{head}#include <sys/exs.h>\n#include{body}");
+    std::fs::write(&ported, source).unwrap();
+    for source in [plain, ported] {
+        let program = compile(&source, &["-std=gnu11"]);
+        for trigger in ["level", "edge"] {
+            let mut server = command(&program);
+            server.stdin(Stdio::piped());
+            let mut server = Server::start(server, trigger);
+            let clients = (0..4).map(|_| {
+                let mut client = command(&program);
+                client.args(["client", &server.port, "200"]);
+                client.stdout(Stdio::piped()).spawn().unwrap()
+            });
+            for client in clients.collect::<Vec<_>>() {
+                let output = client.wait_with_output().unwrap();
+                assert!(output.status.success(), "{trigger}: {}", output.status);
+                assert_eq!(text(&output), "200 answers\n");
+            }
+            drop(server.child.stdin.take());
+            server.ended_well();
+        }
     }
 }
 

@@ -129,7 +129,7 @@ impl<'a> Data<'a> {
         })
     }
 
-    /// The dynamic mode's throughput over that of the better of the other two, at each place.
+    /// The dynamic mode's throughput over that of the better of direct and indirect, at each place.
     pub(super) fn of_the_best(
         &self,
         experiment: Experiment,
@@ -139,16 +139,16 @@ impl<'a> Data<'a> {
             .filter_map(|cell| Some((cell.x, self.best_ratio(cell)?.median)))
     }
 
-    pub(super) fn best_ratio(&self, dynamic: &Cell) -> Option<Summary> {
+    pub(super) fn best_ratio(&self, beside: &Cell) -> Option<Summary> {
         let others = ["direct", "indirect"].map(|variant| {
-            let samples = self.cell(dynamic, variant)?.read(&GIGABITS);
+            let samples = self.cell(beside, variant)?.read(&GIGABITS);
             Some((Summary::of(&samples)?.median, samples))
         });
         let best = others
             .into_iter()
             .flatten()
             .max_by(|left, right| left.0.total_cmp(&right.0))?;
-        paired_ratio(&dynamic.read(&GIGABITS), &best.1)
+        paired_ratio(&beside.read(&GIGABITS), &best.1)
     }
 
     /// The places of a figure, and the names of its lines.

@@ -15,8 +15,12 @@ const MEAN: u64 = 1 << 20;
 const MOST: u64 = 4 << 20;
 /// Bytes of warm-up for each receive in direct mode over a distance: some round trips.
 const WINDOW: u64 = 16 << 20;
-/// The size up to which data travels in small packets, where these are enabled.
+/// Data travels in small packets up to this size, where these are enabled, and up to that of the messages if it is more.
 const SMALL: u32 = 64 << 10;
+/// The most bytes of control receives.
+const CONTROL: u64 = 256 << 20;
+/// The longest message of the interface paper.
+const LONGEST: u64 = 10_000_000;
 
 named! {
     /// The values of `--figure`: the papers' figures, and the targets.
@@ -135,15 +139,19 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
             };
             (mode.name().to_owned(), plan)
         };
-        [Mode::Dynamic, Mode::Direct, Mode::Indirect]
+        [Mode::Dynamic, Mode::Published, Mode::Direct, Mode::Indirect]
             .map(with)
             .into()
     };
     let point = |x: u64, mut variants: Vec<(String, Plan)>| {
-        // Each receive's memory is mapped and touched before the clock starts.
+        // The memory of each receive and of each control receive is mapped and touched before the clock starts.
         for (_, plan) in &mut variants {
             let receives = plan.lengths.max().saturating_mul(plan.receives.into());
             plan.warm_up = receives.max(base.warm_up);
+            if plan.lengths.max() <= plan.small.into() {
+                let control = plan.lengths.max() * u64::from(plan.credits);
+                plan.warm_up = plan.warm_up.max(control.min(CONTROL));
+            }
             if experiment == Experiment::Distance && plan.mode == Mode::Direct {
                 // At most the receives are in flight at a time, so windows open up to their size; a longer warm-up would take
                 // long.
@@ -194,7 +202,8 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
         Experiment::Sizes => powers(10, 24, if base.quick { 2 } else { 1 })
             .map(|size| point(size, modes(&with(Lengths::Fixed(size), 2, 4))))
             .collect(),
-        Experiment::Small => powers(4, 16, if base.quick { 4 } else { 2 })
+        Experiment::Small => powers(4, 22, if base.quick { 4 } else { 2 })
+            .chain([LONGEST])
             .map(|size| {
                 let of = |(name, small): (&str, u32)| {
                     let plan = Plan {
@@ -206,7 +215,8 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
                     };
                     (name.to_owned(), plan)
                 };
-                point(size, [("small", SMALL), ("not small", 0)].map(of).into())
+                let small = SMALL.max(size as u32);
+                point(size, [("small", small), ("not small", 0)].map(of).into())
             })
             .collect(),
     }

@@ -55,7 +55,14 @@ fn style(experiment: Experiment) -> Style {
     }
 }
 
-const STROKES: [Stroke; 3] = [Stroke::Weft, Stroke::WeftCrc, Stroke::Tcp];
+const STROKES: [Stroke; 4] = [
+    Stroke::Weft,
+    Stroke::WeftOther,
+    Stroke::WeftCrc,
+    Stroke::Tcp,
+];
+/// The modes that choose between direct and indirect transfers.
+const CHOOSING: [&str; 2] = ["dynamic", "published"];
 
 pub(super) fn report(results: &Results, args: &ExsArgs) -> Report {
     let data = Data {
@@ -106,9 +113,9 @@ fn figure(data: &Data<'_>, experiment: Experiment, transport: Transport) -> Opti
     let has_modes = variants.iter().any(|variant| variant == "dynamic");
     let is_small = experiment == Experiment::Small;
     let all: Vec<&str> = variants.iter().map(String::as_str).collect();
-    let counted = |variant: &&str| !is_small && (!has_modes || *variant == "dynamic");
+    let counted = |variant: &&str| !is_small && (!has_modes || CHOOSING.contains(variant));
     let counted: Vec<&str> = all.iter().copied().filter(counted).collect();
-    let (all, counted, better) = (&all[..], &counted[..], &["dynamic"][..]);
+    let (all, counted, better) = (&all[..], &counted[..], &CHOOSING[..]);
     let groups = [
         (true, all, "Gb/s", Shown::Median(GIGABITS)),
         (has_modes, better, "of the better", Shown::OfTheBetter),

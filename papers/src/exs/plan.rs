@@ -42,8 +42,10 @@ words! {
 words! {
     /// The transfer mode of a stream.
     Mode = weft_exs::Mode {
-        /// Directly where the receiver is ahead, through its buffer where the sender is
+        /// Directly or through the receiver's buffer, whichever is faster: a sender without an advert may wait for one
         Dynamic = "dynamic" => Dynamic,
+        /// As in the stream paper: directly if there is an advert, through the receiver's buffer at once otherwise
+        Published = "published" => Published,
         /// Always directly: the sender waits for adverts
         Direct = "direct" => Direct,
         /// Always through the receiver's buffer
@@ -275,8 +277,8 @@ impl Plan {
         if !(4..=65_535).contains(&self.credits) {
             return refuse("credits are from 4 to 65535");
         }
-        if self.small > 1 << 16 {
-            return refuse("small packets are at most 64 KiB long");
+        if self.small > 16 << 20 {
+            return refuse("small packets are at most 16 MiB long");
         }
         Ok(())
     }

@@ -2,8 +2,8 @@
 
 use std::ffi::{c_int, c_short, c_void};
 use std::net::SocketAddr;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use rustix::io::Errno;
 use weft_exs::{EventKind, InPlace, RawMemory, Ready, Socket};
@@ -38,7 +38,7 @@ pub(super) fn told(mut event: weft_exs::Event, op: Op) -> Event {
             let new = match &op.of {
                 Of::Helper(helped) => helped.accepted(),
                 Of::Socket(entry) => match event.accepted.take() {
-                    Some(socket) => enter(socket, entry.settings().ipv6),
+                    Some(socket) => enter(socket, entry.settings().ipv6, false),
                     None => Err(event.result.err().unwrap_or(Errno::IO)),
                 },
             };
@@ -172,10 +172,13 @@ fn kind_with_limit(event: &weft_exs::Event, op: &Op) -> EventKind {
 }
 
 /// Adds a new connection to the table. Returns its descriptor, and the peer's address.
-pub(super) fn enter(socket: Socket, ipv6: bool) -> Result<(i32, Option<SocketAddr>), Errno> {
+pub(super) fn enter(
+    socket: Socket,
+    ipv6: bool,
+    nonblock: bool,
+) -> Result<(i32, Option<SocketAddr>), Errno> {
     let peer = socket.peer_addr().ok();
-    let entry = Arc::new(Entry::new(socket, ipv6)?);
-    Ok((state().sockets.insert(entry)?, peer))
+    Ok((state().sockets.insert(socket, ipv6, nonblock)?, peer))
 }
 
 /// Fills in the address of an accept. Returns its `errno`.

@@ -5,11 +5,15 @@
 //! * `types`, `handles`: the C types, and handle numbers for objects.
 //! * `closing`, `table`, `region`: waiting for closes at the end of the program; sockets by descriptor; registered memory and its users.
 //! * `helper`, `op`, `started`: outstanding operations, and those of one queue.
+//! * `epoll_set`: the sockets of an epoll descriptor.
 //! * `state`: the global state of a process.
-//! * `event`, `memory`, `queue`, `plain`, `socket`, `option`, and `sync_poll` and `sync` for the blocking calls: the calls.
+//! * `event`, `memory`, `queue`, `plain`, `socket`, `duplicate`, `option`, and for the blocking calls `sync_poll`, `epoll`, `sync`, `several`: the calls.
 #![allow(clippy::missing_safety_doc)] // one text for all, in the crate's documentation
 
 mod closing;
+mod duplicate;
+mod epoll;
+mod epoll_set;
 mod event;
 mod handles;
 mod helper;
@@ -19,6 +23,7 @@ pub mod option;
 mod plain;
 pub mod queue;
 mod region;
+pub mod several;
 pub mod socket;
 mod started;
 mod state;

@@ -1,6 +1,6 @@
 //! Options of sockets: `getsockopt`, `setsockopt`, `exs_fcntl`, and `fcntl` for the blocking calls.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use weft_exs::{Design, Kind, Mode};
 
 use super::closing::LINGER;
+use super::duplicate::fcntl_dup;
 use super::queue::duration;
 use super::socket::on_system;
 use super::state::state;
@@ -17,10 +18,13 @@ use super::types::{
     EXS_DESIGN_ADVERT, EXS_DESIGN_SOURCE, EXS_F_GETBUFFER, EXS_F_GETCRC, EXS_F_GETCREDITS,
     EXS_F_GETDESIGN, EXS_F_GETMODE, EXS_F_GETSMALLPACKET, EXS_F_GETSTATS, EXS_F_SETBUFFER,
     EXS_F_SETCRC, EXS_F_SETCREDITS, EXS_F_SETDESIGN, EXS_F_SETMODE, EXS_F_SETSMALLPACKET,
-    EXS_MODE_DIRECT, EXS_MODE_DYNAMIC, EXS_MODE_INDIRECT, EXS_TIMEOUT_ONCE, SO_ASYNC_RECV_ORDERED,
-    SO_ASYNC_RECV_TIMEOUT, SO_ASYNC_SEND_TIMEOUT, Stats, Timeout,
+    EXS_MODE_DIRECT, EXS_MODE_DYNAMIC, EXS_MODE_INDIRECT, EXS_MODE_PUBLISHED, EXS_TIMEOUT_ONCE,
+    SO_ASYNC_RECV_ORDERED, SO_ASYNC_RECV_TIMEOUT, SO_ASYNC_SEND_TIMEOUT, Stats, Timeout,
 };
 use crate::option::{give, taken, time};
+
+/// `ioctl`: whether the next byte is urgent.
+pub(super) const SIOCATMARK: libc::Ioctl = 0x8905;
 
 /// The direction of a time limit.
 #[derive(Clone, Copy)]
@@ -221,6 +225,7 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
         EXS_F_GETBUFFER => number(options.buffer).into(),
         EXS_F_GETMODE => match options.mode {
             Mode::Dynamic => EXS_MODE_DYNAMIC,
+            Mode::Published => EXS_MODE_PUBLISHED,
             Mode::Direct => EXS_MODE_DIRECT,
             Mode::Indirect => EXS_MODE_INDIRECT,
         },
@@ -246,6 +251,7 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
         EXS_F_SETMODE => {
             let mode = match i64::from(new) {
                 EXS_MODE_DYNAMIC => Mode::Dynamic,
+                EXS_MODE_PUBLISHED => Mode::Published,
                 EXS_MODE_DIRECT => Mode::Direct,
                 EXS_MODE_INDIRECT => Mode::Indirect,
                 _ => return Err(Errno::INVAL),
@@ -318,6 +324,7 @@ pub unsafe fn plain_fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Er
         } else {
             libc::O_RDWR
         }),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => fcntl_dup(fd, cmd, arg),
         libc::F_SETFL => {
             let nonblock = arg as c_int & libc::O_NONBLOCK != 0;
             entry.set(|s| s.nonblock = nonblock);
@@ -329,4 +336,38 @@ pub unsafe fn plain_fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Er
         },
         _ => Err(Errno::INVAL),
     }
+}
+
+/// `exs_sync_ioctl`
+pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> Result<c_int, Errno> {
+    let request = request as libc::Ioctl;
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        // SAFETY: the caller's promise.
+        return unsafe { on_system(libc::SYS_ioctl, fd, &[request as usize, arg]) };
+    };
+    let value = arg as *mut c_int;
+    let answer = match request {
+        libc::FIOCLEX | libc::FIONCLEX => {
+            // SAFETY: no pointers; the flag is the descriptor's.
+            return unsafe { on_system(libc::SYS_ioctl, fd, &[request as usize]) };
+        }
+        libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK if value.is_null() => {
+            return Err(Errno::FAULT);
+        }
+        libc::FIONBIO => {
+            // SAFETY: the caller's promise.
+            let nonblock = unsafe { value.read_unaligned() } != 0;
+            entry.set(|s| s.nonblock = nonblock);
+            return Ok(0);
+        }
+        libc::FIONREAD if entry.listening.load(Ordering::Acquire) => return Err(Errno::INVAL),
+        libc::FIONREAD => entry.socket.available(),
+        libc::TIOCOUTQ => entry.unsent.load(Ordering::Acquire) as u64,
+        // There are no urgent data.
+        SIOCATMARK => 0,
+        _ => return Err(Errno::NOTTY),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { value.write_unaligned(c_int::try_from(answer).unwrap_or(c_int::MAX)) };
+    Ok(0)
 }

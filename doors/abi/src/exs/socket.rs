@@ -47,9 +47,9 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Errn
         _ => return Err(Errno::INVAL),
     };
     let state = state();
-    let entry = Entry::new(Socket::new(&state.context()?, ipv6, kind)?, ipv6)?;
-    entry.set(|s| s.nonblock = options & libc::SOCK_NONBLOCK != 0);
-    state.sockets.insert(Arc::new(entry))
+    let socket = Socket::new(&state.context()?, ipv6, kind)?;
+    let nonblock = options & libc::SOCK_NONBLOCK != 0;
+    state.sockets.insert(socket, ipv6, nonblock)
 }
 
 /// A call on a kernel descriptor.
@@ -470,13 +470,20 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
     let state = state();
     let queue = maybe_queue(qh)?;
     flags(flag, 0)?;
+    if queue.is_some()
+        && let Ok(Found::Exs(entry)) = state.sockets.find(fd)
+        && entry.has_numbers(2)
+    {
+        // The socket stays, so there is no end that an event could report.
+        return Err(Errno::BUSY);
+    }
     let closed = state
         .sockets
         .remove(fd, |entry| start_close(entry, queue.as_deref(), ah))?;
     // SAFETY: the program gives up its descriptor with this call.
     let give_up = || unsafe { on_system(libc::SYS_close, fd, &[]) };
     match closed {
-        Removed::Exs(_) => Ok(0),
+        Removed::Exs(_) | Removed::Duplicate => Ok(0),
         // This process has no connection whose end an event could report.
         Removed::Inherited => give_up().and(Err(Errno::NOTCONN)),
         Removed::System => {

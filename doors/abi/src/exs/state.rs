@@ -1,5 +1,6 @@
 //! The state that the calls share: the context and the tables, and their handling in a forked child and at exit.
 
+use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -9,6 +10,7 @@ use rustix::io::Errno;
 use weft_exs::{Context, Socket};
 
 use super::closing::{Closing, LINGER, OneClosing};
+use super::epoll_set::Set;
 use super::handles::Handles;
 use super::helper::Bell;
 use super::region::Mem;
@@ -26,6 +28,8 @@ pub(crate) struct State {
     pub(crate) regions: Handles<Mem>,
     pub(crate) sockets: Sockets,
     pub(crate) closing: Arc<Closing>,
+    /// The epoll descriptors that the library has made.
+    pub(crate) epolls: Mutex<HashMap<i32, Arc<Set>>>,
     /// Held by a helper thread during an accept on a kernel socket.
     pub(crate) accepting: Mutex<()>,
 }
@@ -42,6 +46,7 @@ impl State {
             regions: Handles::new(),
             sockets,
             closing: Arc::new(Closing::default()),
+            epolls: Mutex::default(),
             accepting: Mutex::default(),
         }))
     }

@@ -2,7 +2,7 @@
 //! rename all its calls at once.
 
 use std::cell::RefCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_ulong, c_void};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
-use weft_exs::{Event, Kind, Memory, Queue, RecvFlags, Sink, Socket};
+use weft_exs::{Event, Kind, Memory, Queue, Ready, RecvFlags, Sink, Socket};
 
 use super::closing::{Done, OneClosing};
+use super::epoll::forget;
 use super::event::{enter, received};
 use super::memory::{memory, plain_vector, vector};
-use super::option::linger_of;
+use super::option::{SIOCATMARK, linger_of};
 use super::queue::own_token;
 use super::region::Uses;
 use super::socket::{self, SEND_FLAGS, flags, message, on_system, recv_flags};
@@ -26,9 +27,11 @@ use super::types::{IoVec, MHandle, MsgHdr};
 use crate::address;
 use crate::call::signed;
 
-pub use super::option::{getsockopt, plain_fcntl as fcntl, setsockopt};
+pub use super::duplicate::{dup, dup2, dup3};
+pub use super::epoll::{epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait2};
+pub use super::option::{getsockopt, ioctl, plain_fcntl as fcntl, setsockopt};
 pub use super::socket::{bind, getpeername, getsockname, listen, socket};
-pub use super::sync_poll::{poll, select};
+pub use super::sync_poll::{poll, ppoll, pselect, select};
 
 /// Depth of a thread's own queue: the most operations that one call may need. A large depth costs no memory.
 const OWN_DEPTH: usize = 1 << 20;
@@ -122,12 +125,21 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Resul
     }
 }
 
-/// `exs_sync_accept`
-pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> Result<c_int, Errno> {
+/// `exs_sync_accept4`, and `exs_sync_accept` without flags.
+pub unsafe fn accept4(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flag: c_int,
+) -> Result<c_int, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
+        let args = [addr as usize, len as usize, flag as usize];
         // SAFETY: the caller's promise.
-        return unsafe { on_system(libc::SYS_accept, fd, &[addr as usize, len as usize]) };
+        return unsafe { on_system(libc::SYS_accept4, fd, &args) };
     };
+    if flag & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+        return Err(Errno::INVAL);
+    }
     if !addr.is_null() && len.is_null() {
         return Err(Errno::FAULT);
     }
@@ -136,8 +148,10 @@ pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> Res
     } else {
         entry.socket.options().recv_timeout
     };
-    let socket = entry.socket.accept_wait(limit)?;
-    let (new, peer) = enter(socket, entry.settings().ipv6)?;
+    let socket = entry.socket.accept_wait(limit);
+    entry.used(Ready::IN);
+    let nonblock = flag & libc::SOCK_NONBLOCK != 0;
+    let (new, peer) = enter(socket?, entry.settings().ipv6, nonblock)?;
     if !addr.is_null()
         && let Some(peer) = peer
     {
@@ -151,10 +165,13 @@ pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> Res
 fn send_memory(entry: &Arc<Entry>, memory: Memory, flag: c_int) -> Result<ssize_t, Errno> {
     flags(flag, SEND_FLAGS)?;
     failed_before(entry)?;
-    if entry.nonblock() || flag & libc::MSG_DONTWAIT != 0 {
-        return send_copy(entry, &memory);
-    }
-    entry.socket.send_wait(memory).map(signed)
+    let sent = if entry.nonblock() || flag & libc::MSG_DONTWAIT != 0 {
+        send_copy(entry, &memory)
+    } else {
+        entry.socket.send_wait(memory).map(signed)
+    };
+    entry.used(Ready::OUT);
+    sent
 }
 
 /// The error of an earlier non-blocking send, reported once.
@@ -252,6 +269,7 @@ fn recv_whole(entry: &Entry, memory: &Memory, flag: c_int) -> Result<(ssize_t, b
         Kind::Stream => entry.socket.recv_wait(memory, flag).map(|n| (n, false)),
         Kind::SeqPacket => entry.socket.recv_message_wait(memory, flag),
     };
+    entry.used(Ready::IN);
     match got {
         Err(Errno::CANCELED) if shut() => Ok((0, false)),
         got => got.map(|(bytes, longer)| (signed(bytes), longer)),
@@ -568,6 +586,26 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<c_int, Errno> {
     Ok(0)
 }
 
+/// `exs_sync_socketpair`: a pair of the kernel, for there are no others.
+pub unsafe fn socketpair(
+    domain: c_int,
+    kind: c_int,
+    protocol: c_int,
+    fds: *mut c_int,
+) -> Result<c_int, Errno> {
+    let args = [kind as usize, protocol as usize, fds as usize];
+    // SAFETY: the caller's promise.
+    unsafe { on_system(libc::SYS_socketpair, domain, &args) }
+}
+
+/// `exs_sync_sockatmark`
+pub fn sockatmark(fd: c_int) -> Result<c_int, Errno> {
+    let mut answer: c_int = 0;
+    // SAFETY: room for the answer.
+    unsafe { ioctl(fd, SIOCATMARK as c_ulong, &raw mut answer as usize) }?;
+    Ok(answer)
+}
+
 /// `exs_sync_close`: waits until sent data is delivered, at most for the linger time.
 pub fn close(fd: c_int) -> Result<c_int, Errno> {
     let state = state();
@@ -581,13 +619,17 @@ pub fn close(fd: c_int) -> Result<c_int, Errno> {
         }))
     })?;
     match closed {
+        Removed::Duplicate => Ok(0),
         Removed::Exs(entry) => {
             if !entry.nonblock() {
                 done.wait(linger_of(&entry));
             }
             Ok(0)
         }
-        // SAFETY: the program gives up its descriptor with this call.
-        Removed::Inherited | Removed::System => unsafe { on_system(libc::SYS_close, fd, &[]) },
+        Removed::Inherited | Removed::System => {
+            forget(fd);
+            // SAFETY: the program gives up its descriptor with this call.
+            unsafe { on_system(libc::SYS_close, fd, &[]) }
+        }
     }
 }

@@ -1,15 +1,16 @@
 //! Sockets by descriptor number.
 //!
 //! The number of a socket is that of a descriptor from the kernel, so nothing else can have it. It is a second descriptor of the socket, because the
-//! library may need the first for a while after the program has closed the socket. Kernel sockets are in the table only while
+//! library may need the first for a while after the program has closed the socket. `dup` makes further numbers; the socket is closed with the last one. Kernel sockets are in the table only while
 //! operations are outstanding on them: the program closes them with `close`, which the library does not see.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use weft_exs::{Context, InPlace, Memory, Ready, Sink, Socket};
@@ -17,10 +18,10 @@ use weft_exs::{Context, InPlace, Memory, Ready, Sink, Socket};
 /// A socket, and the C state that the crate does not keep.
 pub(crate) struct Entry {
     pub(crate) socket: Socket,
-    /// The descriptor that the program uses.
+    /// The descriptor that the program uses, or the first of several.
     pub(crate) fd: i32,
-    /// That descriptor, until the socket is closed. `None` for kernel sockets, whose descriptor the program owns.
-    number: Mutex<Option<OwnedFd>>,
+    /// The descriptors that the program has of it; those of kernel sockets are not counted.
+    numbers: AtomicUsize,
     /// True for a kernel socket.
     plain: bool,
     pub(crate) settings: Mutex<Settings>,
@@ -37,6 +38,96 @@ pub(crate) struct Entry {
     /// Bytes of non-blocking sends under way.
     pub(crate) unsent: AtomicUsize,
     pub(crate) limits: Arc<Limits>,
+    /// Conditions that epoll sets report once.
+    edges: Mutex<Vec<Weak<Edge>>>,
+    /// There were some.
+    edged: AtomicBool,
+}
+
+/// The conditions of a socket that an edge-triggered epoll set has reported. A call that may end a condition makes it new.
+pub(crate) struct Edge {
+    seen: AtomicU32,
+    /// Rung when a condition becomes new: the set's waiting threads do not watch those that are not.
+    bell: Arc<Bell>,
+}
+
+/// The conditions of `poll`, and of epoll.
+pub(super) const READ: i16 = POLLIN | POLLRDNORM;
+pub(super) const WRITE: i16 = POLLOUT | POLLWRNORM;
+
+/// What a program that asks for these events is told.
+pub(super) fn told(ready: Ready, events: i16) -> i16 {
+    let mut out = 0;
+    if ready.contains(Ready::IN) {
+        out |= events & READ;
+    }
+    if ready.contains(Ready::OUT) {
+        out |= events & WRITE;
+    }
+    if ready.contains(Ready::ERR) {
+        out |= POLLERR;
+    }
+    if ready.contains(Ready::HUP) {
+        out |= POLLHUP;
+    }
+    out
+}
+
+/// Wakes all threads that wait at it.
+#[derive(Default)]
+pub(crate) struct Bell(Mutex<Option<Arc<OwnedFd>>>);
+
+impl Bell {
+    /// A descriptor that becomes readable when the bell is rung next.
+    ///
+    /// # Errors
+    /// Those of a new descriptor.
+    pub(crate) fn wait_at(&self) -> Result<Arc<OwnedFd>, Errno> {
+        let mut fd = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let there = match &*fd {
+            Some(there) => Arc::clone(there),
+            None => bell()?,
+        };
+        *fd = Some(Arc::clone(&there));
+        Ok(there)
+    }
+
+    pub(crate) fn ring(&self) {
+        let fd = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(fd) = fd {
+            ring(&fd);
+        }
+    }
+}
+
+impl Edge {
+    pub(crate) fn new(bell: Arc<Bell>) -> Edge {
+        Edge {
+            seen: AtomicU32::new(0),
+            bell,
+        }
+    }
+
+    pub(crate) fn seen(&self) -> Ready {
+        Ready::from_bits_truncate(self.seen.load(Ordering::Acquire))
+    }
+
+    /// These conditions are reported.
+    pub(crate) fn saw(&self, ready: Ready) {
+        self.seen.fetch_or(ready.bits(), Ordering::AcqRel);
+    }
+
+    /// These conditions have ended, or may have.
+    pub(crate) fn over(&self, ready: Ready) {
+        if self.seen.fetch_and(!ready.bits(), Ordering::AcqRel) & ready.bits() != 0 {
+            self.bell.ring();
+        }
+    }
+
+    /// A waiting thread has found that these conditions are over.
+    pub(crate) fn ended(&self, ready: Ready) {
+        self.seen.fetch_and(!ready.bits(), Ordering::AcqRel);
+    }
 }
 
 /// Time limits, of sends and of receives. Those of a kernel socket outlive its entry.
@@ -63,19 +154,14 @@ pub(crate) struct Settings {
 const SEND_BUFFER: usize = 256 << 10;
 
 impl Entry {
-    /// # Errors
-    /// `EMFILE`.
-    pub(crate) fn new(socket: Socket, ipv6: bool) -> Result<Entry, Errno> {
-        let number = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0)?;
-        let entry = Entry::with(socket, number.as_raw_fd(), false, ipv6);
-        entry.hold(Some(number));
-        Ok(entry)
-    }
-
     /// The program has closed it. (Kernel sockets are closed without the library.)
     pub(crate) fn is_closed(&self) -> bool {
-        let number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
-        !self.plain && number.is_none()
+        !self.plain && !self.has_numbers(1)
+    }
+
+    /// The program has at least so many descriptors of it.
+    pub(crate) fn has_numbers(&self, least: usize) -> bool {
+        self.numbers.load(Ordering::Acquire) >= least
     }
 
     /// Closes it at the exit of the program. Another process may share a kernel connection; for that, only earlier sends are
@@ -91,16 +177,11 @@ impl Entry {
         self.socket.close(sink)
     }
 
-    /// Set the descriptor of the number; `None` frees the number.
-    fn hold(&self, number: Option<OwnedFd>) {
-        *self.number.lock().unwrap_or_else(PoisonError::into_inner) = number;
-    }
-
     fn with(socket: Socket, fd: i32, plain: bool, ipv6: bool) -> Entry {
         Entry {
             socket,
             fd,
-            number: Mutex::default(),
+            numbers: AtomicUsize::new(1),
             plain,
             settings: Mutex::new(Settings {
                 ipv6,
@@ -115,6 +196,26 @@ impl Entry {
             error: AtomicI32::new(0),
             unsent: AtomicUsize::new(0),
             limits: Arc::default(),
+            edges: Mutex::default(),
+            edged: AtomicBool::new(false),
+        }
+    }
+
+    /// Let calls tell this about the conditions that they may end, for as long as it exists.
+    pub(crate) fn tell(&self, edge: &Arc<Edge>) {
+        let mut edges = self.edges.lock().unwrap_or_else(PoisonError::into_inner);
+        edges.retain(|edge| edge.strong_count() > 0);
+        edges.push(Arc::downgrade(edge));
+        self.edged.store(true, Ordering::Release);
+    }
+
+    /// A call has been made that may end these conditions.
+    pub(crate) fn used(&self, ready: Ready) {
+        if self.edged.load(Ordering::Acquire) {
+            let edges = self.edges.lock().unwrap_or_else(PoisonError::into_inner);
+            for edge in edges.iter().filter_map(Weak::upgrade) {
+                edge.over(ready);
+            }
         }
     }
 
@@ -175,6 +276,8 @@ impl Entry {
             return Err(Errno::ALREADY);
         }
         *connecting = Some(bell()?);
+        drop(connecting);
+        self.used(Ready::all());
         Ok(())
     }
 
@@ -258,7 +361,8 @@ impl Inode {
 enum Slot {
     #[default]
     Empty,
-    Exs(Arc<Entry>),
+    /// One of ours, and the descriptor of this number.
+    Exs(Arc<Entry>, OwnedFd),
     /// A kernel socket, identified by its inode.
     Plain(Weak<Entry>, Inode, Arc<Limits>),
     /// The parent's, in a forked child: its connection stays with the parent.
@@ -279,6 +383,8 @@ pub(crate) enum Found {
 pub(crate) enum Removed {
     /// A socket of ours, which has been closed.
     Exs(Arc<Entry>),
+    /// One of several numbers of a socket of ours.
+    Duplicate,
     /// The parent's, in a forked child: only the child's descriptor is left of it.
     Inherited,
     /// Any object of the kernel.
@@ -302,7 +408,7 @@ impl Sockets {
             Ok(slots) => slots
                 .iter()
                 .map(|slot| match slot {
-                    Slot::Exs(_) | Slot::Inherited => Slot::Inherited,
+                    Slot::Exs(..) | Slot::Inherited => Slot::Inherited,
                     Slot::Plain(..) | Slot::Empty => Slot::Empty,
                 })
                 .collect(),
@@ -311,11 +417,57 @@ impl Sockets {
         Sockets(RwLock::new(slots))
     }
 
-    pub(crate) fn insert(&self, entry: Arc<Entry>) -> Result<i32, Errno> {
-        let fd = entry.fd;
-        let mut slots = self.write();
-        put(&mut slots, place(fd)?, Slot::Exs(entry));
+    /// A new socket of ours, with the first settings. Returns its number.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub(crate) fn insert(&self, socket: Socket, ipv6: bool, nonblock: bool) -> Result<i32, Errno> {
+        let number = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0)?;
+        let fd = number.as_raw_fd();
+        let entry = Entry::with(socket, fd, false, ipv6);
+        entry.set(|s| s.nonblock = nonblock);
+        put(
+            &mut self.write(),
+            place(fd)?,
+            Slot::Exs(Arc::new(entry), number),
+        );
         Ok(fd)
+    }
+
+    /// Makes another number for the object of `fd` by `dup`, which returns a new descriptor of it. A socket of ours that had the new number is closed
+    /// by `replaced`, if it has no other.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find), and those of `dup`.
+    pub(crate) fn duplicate(
+        &self,
+        fd: i32,
+        dup: impl FnOnce() -> Result<i32, Errno>,
+        replaced: impl FnOnce(&Arc<Entry>),
+    ) -> Result<i32, Errno> {
+        let mut slots = self.write();
+        let entry = match slots.get(place(fd)?) {
+            Some(Slot::Exs(entry, _)) => Some(Arc::clone(entry)),
+            Some(Slot::Inherited) => return Err(Errno::NOTCONN),
+            _ => None,
+        };
+        let new = dup()?;
+        let old = slots.get_mut(place(new)?).map(std::mem::take);
+        if let Some(entry) = entry {
+            // SAFETY: `dup` has just made it, and nothing else owns it.
+            let number = unsafe { OwnedFd::from_raw_fd(new) };
+            entry.numbers.fetch_add(1, Ordering::AcqRel);
+            put(&mut slots, place(new)?, Slot::Exs(entry, number));
+        }
+        if let Some(Slot::Exs(old, number)) = old {
+            // The kernel has closed that descriptor already.
+            std::mem::forget(number);
+            drop(slots);
+            if old.numbers.fetch_sub(1, Ordering::AcqRel) == 1 {
+                replaced(&old);
+            }
+        }
+        Ok(new)
     }
 
     /// The object of a number.
@@ -325,13 +477,13 @@ impl Sockets {
     pub(crate) fn find(&self, fd: i32) -> Result<Found, Errno> {
         let slots = self.read();
         match slots.get(place(fd)?) {
-            Some(Slot::Exs(entry)) => Ok(Found::Exs(Arc::clone(entry))),
+            Some(Slot::Exs(entry, _)) => Ok(Found::Exs(Arc::clone(entry))),
             Some(Slot::Inherited) => Err(Errno::NOTCONN),
             _ => Ok(Found::System),
         }
     }
 
-    /// Removes one of our sockets, unless `close` fails, and frees its number. A parent's socket is forgotten.
+    /// Removes a number, and its socket if that was the last one, unless `close` fails. A parent's socket is forgotten.
     ///
     /// # Errors
     /// `EBADF` for a negative number, or that of `close`.
@@ -341,26 +493,33 @@ impl Sockets {
         close: impl FnOnce(&Arc<Entry>) -> Result<(), Errno>,
     ) -> Result<Removed, Errno> {
         let place = place(fd)?;
-        let entry = {
-            let mut slots = self.write();
-            match slots.get_mut(place) {
-                Some(slot @ Slot::Inherited) => {
-                    *slot = Slot::Empty;
-                    return Ok(Removed::Inherited);
+        let mut slots = self.write();
+        let slot = match slots.get_mut(place) {
+            Some(slot) => std::mem::take(slot),
+            None => Slot::Empty,
+        };
+        let (entry, number) = match slot {
+            Slot::Exs(entry, number) => (entry, number),
+            Slot::Inherited => return Ok(Removed::Inherited),
+            other => {
+                if let Some(slot) = slots.get_mut(place) {
+                    *slot = other;
                 }
-                Some(slot @ Slot::Exs(_)) => std::mem::take(slot),
-                _ => return Ok(Removed::System),
+                return Ok(Removed::System);
             }
         };
-        let Slot::Exs(entry) = entry else {
-            return Ok(Removed::System);
-        };
+        if entry.has_numbers(2) {
+            entry.numbers.fetch_sub(1, Ordering::AcqRel);
+            return Ok(Removed::Duplicate);
+        }
+        drop(slots);
         // The number is still ours, but can no longer be found in the table.
         if let Err(errno) = close(&entry) {
-            self.insert(entry)?;
+            put(&mut self.write(), place, Slot::Exs(entry, number));
             return Err(errno);
         }
-        entry.hold(None);
+        entry.numbers.store(0, Ordering::Release);
+        drop(number);
         Ok(Removed::Exs(entry))
     }
 
@@ -370,7 +529,7 @@ impl Sockets {
         std::mem::take(&mut *slots)
             .into_iter()
             .filter_map(|slot| match slot {
-                Slot::Exs(entry) => Some(entry),
+                Slot::Exs(entry, _) => Some(entry),
                 Slot::Plain(entry, ..) => entry.upgrade(),
                 Slot::Inherited | Slot::Empty => None,
             })

@@ -67,7 +67,7 @@ pub(crate) fn connected(kind: c_int, port: u16) -> c_int {
 
 /// The next connection.
 pub(crate) fn accepted(listener: c_int) -> c_int {
-    unsafe { sync::accept(listener, null_mut(), null_mut()) }.unwrap()
+    unsafe { sync::accept4(listener, null_mut(), null_mut(), 0) }.unwrap()
 }
 
 /// Two connected sockets of this kind.

@@ -379,24 +379,21 @@ impl Io {
             return Ok(false);
         };
         if n + len > INLINE_MAX {
-            let wr = SendWr::send(TAG_HEADER | op.0).signaled();
-            let wr = if let Some(slot) = self.free_headers.pop()
+            let mut wr = SendWr::send(TAG_HEADER | op.0).signaled();
+            let (sge, place) = if let Some(slot) = self.free_headers.pop()
                 && let Some(headers) = &self.headers
             {
                 let at = slot as usize * HEADER_SLOT;
                 headers.memory.write(at, &head[..n])?;
-                let mut wr = wr.sge(headers.sge(at, n));
-                self.used_headers.push_back(Head::Slot(slot));
-                it.sges(domain, off, len, &mut wr.sges)?;
-                wr
+                (headers.sge(at, n), Head::Slot(slot))
             } else {
-                // All slots are in use, or there are none: the peer decides how much we may send as a Small.
-                let data = joined(&head[..n], it, off, len)?;
-                let mr = domain.reg(data, Access::LOCAL_WRITE)?;
-                let wr = wr.sge(mr.sge(0, n + len));
-                self.used_headers.push_back(Head::Own(mr));
-                wr
+                // All slots are in use.
+                let mr = domain.reg(head[..n].to_vec(), Access::LOCAL_WRITE)?;
+                (mr.sge(0, n), Head::Own(mr))
             };
+            wr = wr.sge(sge);
+            self.used_headers.push_back(place);
+            it.sges(domain, off, len, &mut wr.sges)?;
             self.sends.push(wr);
             return Ok(false);
         }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use weft_sockets::lock::{lock, try_lock};
 use weft_verbs::cm::ConnParam;
 use weft_verbs::{Access, EndReason, Path, RecvWr, SendWr, Signal, Wc};
-use weft_wire::exs::{HEADER_LEN, Hello, MAX_LEN, Remote};
+use weft_wire::exs::{HEADER_LEN, Hello, Remote};
 
 use super::ends::Ends;
 use super::held::{Files, Held};
@@ -95,23 +95,17 @@ impl Conn {
         fd: i32,
     ) -> Result<Setup, Error> {
         let domain = Arc::clone(link.domain());
-        let slot = (options.small_packet_max as usize + HEADER_LEN)
-            .max(MAX_LEN)
-            .next_multiple_of(64);
-        let credits = options.credits as usize;
-        let ctrl = Region::of(context.pd().alloc_mr(slot * credits, Access::LOCAL_WRITE)?);
-        let ctrl_sge = ctrl.sge(&domain, 0, slot * credits)?;
+        let (slot, receives) = (options.control_slot(), options.control_receives());
+        let len = slot * receives as usize;
+        // The system allocates its pages when messages arrive in them.
+        let ctrl = Region::of(context.pd().alloc_mr(len, Access::LOCAL_WRITE)?);
+        let ctrl_sge = ctrl.sge(&domain, 0, len)?;
         let ring = match kind {
             Kind::Stream if options.mode != crate::Mode::Direct => Some(domain.alloc(
                 options.buffer as usize,
                 Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             )?),
             _ => None,
-        };
-        let headers = if options.small_packet_max as usize > INLINE_MAX {
-            Some(domain.alloc(HEADER_SLOT * HEADER_SLOTS, Access::LOCAL_WRITE)?)
-        } else {
-            None
         };
         let hello = Hello {
             kind: match kind {
@@ -120,14 +114,14 @@ impl Conn {
             },
             mode: options.mode,
             immediate: options.immediate && link.has_immediate(context),
-            credits: options.credits,
+            credits: receives,
             small: options.small_packet_max,
             ring: ring.as_ref().map(|ring| {
                 let ((addr, rkey), len) = (ring.place(), ring.memory.len() as u32);
                 Remote { addr, rkey, len }
             }),
         };
-        let recvs: Vec<RecvWr> = (0..options.credits)
+        let recvs: Vec<RecvWr> = (0..receives)
             .map(|buffer| control_receive(ctrl_sge, slot, buffer))
             .collect();
         link.post_recv(&recvs)
@@ -142,12 +136,8 @@ impl Conn {
             ctrl_sge,
             slot,
             ring,
-            free_headers: if headers.is_some() {
-                (0..HEADER_SLOTS as u32).collect()
-            } else {
-                Vec::new()
-            },
-            headers,
+            headers: None,
+            free_headers: Vec::new(),
             used_headers: VecDeque::new(),
             prompt: SendWr::send(0).inline(&[]),
             sends: Vec::new(),
@@ -245,7 +235,18 @@ impl Conn {
             self.link.wait_for_the_initiator();
         }
         let ring = hello.ring.map_or(0, |ring| ring.len);
+        let headers = if agreed.small_send as usize > INLINE_MAX {
+            let len = HEADER_SLOT * HEADER_SLOTS;
+            let memory = self.link.domain().alloc(len, Access::LOCAL_WRITE);
+            Some(memory.map_err(|_| Errno::NOBUFS)?)
+        } else {
+            None
+        };
         self.with(|core| {
+            if headers.is_some() {
+                core.io.headers = headers;
+                core.io.free_headers = (0..HEADER_SLOTS as u32).collect();
+            }
             core.io.immediate = agreed.immediate;
             core.io.announces =
                 agreed.kind == weft_wire::exs::Kind::SeqPacket(crate::Design::Source);
@@ -516,6 +517,11 @@ impl Conn {
     pub(crate) fn ready(&self) -> Ready {
         self.drive();
         self.with(|core| core.ready())
+    }
+
+    pub(crate) fn available(&self) -> u64 {
+        self.drive();
+        self.with(|core| core.machine.as_ref().map_or(0, Endpoint::available))
     }
 
     pub(crate) fn stats(&self) -> Stats {

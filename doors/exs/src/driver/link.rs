@@ -48,7 +48,7 @@ impl Link {
         let cq = context.device().create_cq(1 << 20, None)?;
         let mut init = QpInit::new(&cq, &cq);
         init.max_send_wr = MAX_SEND_WR;
-        init.max_recv_wr = options.credits;
+        init.max_recv_wr = options.control_receives();
         init.max_sge = MAX_SGE;
         init.max_inline = (INLINE_MAX + MAX_LEN) as u32;
         let domain = Arc::clone(context.domain());

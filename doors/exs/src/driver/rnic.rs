@@ -95,11 +95,12 @@ impl Rnic {
         // A header and a piece.
         let max_sge = MAX_SGE.min(limits.max_sge).max(2);
         let channel = rnic.device.create_comp_channel()?;
-        let entries = depth + options.credits;
+        let receives = options.control_receives();
+        let entries = depth + receives;
         let cq = rnic.device.create_cq_on(entries, &channel)?;
         let init = any::QpInit {
             max_send_wr: depth,
-            max_recv_wr: options.credits,
+            max_recv_wr: receives,
             max_sge,
             max_inline: (options.small_packet_max as usize + HEADER_LEN).clamp(MAX_LEN, INLINE_MAX)
                 as u32,

@@ -110,7 +110,7 @@ fn sent(stats: &Stats) -> u64 {
 pub(super) enum Head {
     /// In this slot of [`Io::headers`].
     Slot(u32),
-    /// In memory of this message alone, before its payload.
+    /// In memory of this message alone.
     Own(#[expect(dead_code, reason = "kept until the message has gone")] Registered),
 }
 
@@ -128,7 +128,7 @@ pub(super) struct Io {
     pub(super) ctrl_sge: Sge,
     pub(super) slot: usize,
     pub(super) ring: Option<Registered>,
-    /// Headers of small messages that are too long to be copied, one in each slot.
+    /// Headers of small messages that are too long to be copied, one in each slot; if the peer admits such messages.
     pub(super) headers: Option<Registered>,
     pub(super) free_headers: Vec<u32>,
     /// The slots in use, in the order of their work requests.

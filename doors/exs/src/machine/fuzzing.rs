@@ -63,6 +63,7 @@ pub fn exs_machine(data: &[u8]) {
         mode: match flags >> 2 & 3 {
             2 => Mode::Direct,
             3 => Mode::Indirect,
+            1 => Mode::Published,
             _ => Mode::Dynamic,
         },
         send_credits: 3 + u32::from(flags >> 6 & 1) * 20,

@@ -819,6 +819,14 @@ impl Endpoint {
         }
     }
 
+    /// Bytes that a receive would get at once: all of a stream, or the first message's.
+    pub fn available(&self) -> u64 {
+        match &self.rx {
+            Rx::Stream(rx) => rx.readable(),
+            Rx::Packet(rx) => rx.available(),
+        }
+    }
+
     /// The peer has closed its sending direction.
     pub fn peer_closed(&self) -> bool {
         match &self.rx {

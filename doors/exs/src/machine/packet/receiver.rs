@@ -466,6 +466,13 @@ impl Receiver {
         self.waiting.len() as u64
     }
 
+    pub(in crate::machine) fn available(&self) -> u64 {
+        self.waiting.front().map_or(0, |first| match *first {
+            Arrival::Small { len, .. } | Arrival::Placed { len, .. } => len.into(),
+            Arrival::Source(packet) => packet.len.into(),
+        })
+    }
+
     pub(in crate::machine) fn eof(&self) -> bool {
         self.fin
     }

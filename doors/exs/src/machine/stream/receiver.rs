@@ -565,8 +565,13 @@ impl Receiver {
         if !self.may_advertise() {
             return None;
         }
-        let limit = if self.wary { WARY_ADVERTS } else { MAX_ADVERTS };
-        let indirect_pays = self.mode == Mode::Dynamic && self.ring.len != 0;
+        let is_dynamic = self.mode == Mode::Dynamic;
+        let limit = if self.wary && is_dynamic {
+            WARY_ADVERTS
+        } else {
+            MAX_ADVERTS
+        };
+        let indirect_pays = is_dynamic && self.ring.len != 0;
         while self.live < limit && self.seen < self.recvs.len() {
             if self.seen > 0 && !self.recvs[self.seen - 1].is_covered() {
                 return None;

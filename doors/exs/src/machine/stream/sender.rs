@@ -286,8 +286,13 @@ impl Sender {
         }
         let ring = self.ring.as_mut()?;
         // Wait rather than send tiny pieces. The peer withholds acknowledgements for less than a quarter of its buffer, so this
-        // much will become free.
-        let least = rest.min((ring.memory.len / 4).max(1).into());
+        // much will become free. The paper's sender takes what is free.
+        let is_published = self.mode == Mode::Published;
+        let least = if is_published {
+            1
+        } else {
+            rest.min((ring.memory.len / 4).max(1).into())
+        };
         let full = u64::from(ring.free) < least;
         shared.stats.ring_full(full);
         if full {
@@ -295,7 +300,11 @@ impl Sender {
         }
         let credits = shared.credit()?;
         // Send in pieces: while the receiver copies one piece, the next is in flight.
-        let piece = (ring.memory.len / 4).max(SHORTEST_PIECE);
+        let piece = if is_published {
+            ring.memory.len
+        } else {
+            (ring.memory.len / 4).max(SHORTEST_PIECE)
+        };
         let room = ring
             .free
             .min(ring.memory.len - ring.at)
