@@ -120,13 +120,16 @@ fn managed_programs(guest: &mut Guest) {
         ),
         ("ib_read_lat -R -F -n 100", "ib_read_lat -R -F -n 100"),
     ] {
-        let at = |line: &str, ip: &str| match line.ends_with(" -a") {
-            true => format!("{line} {ip} -p 7176"),
-            false => format!("{line} -p 7176"),
+        let to = |line: &str, ip: &str| {
+            if line.ends_with(" -a") {
+                format!("{line} {ip} -p 7176")
+            } else {
+                format!("{line} -p 7176 {ip}")
+            }
         };
-        let to = |line: &str, ip: &str| match line.ends_with(" -a") {
-            true => format!("{line} {ip} -p 7176"),
-            false => format!("{line} -p 7176 {ip}"),
+        let at = |line: &str, ip: &str| {
+            let ip = if line.ends_with(" -a") { ip } else { "" };
+            to(line, ip)
         };
         let here = weft.start(&at(server, HOST));
         let there = retry_guest(guest, &to(client, HOST));
@@ -192,18 +195,18 @@ fn needs_its_port_and_its_way() {
     let (server, client) = run(&short(), "-g 1", "-g 1");
     let both = [&server, &client];
     assert!(both.iter().any(|done| !done.is_good()));
-    let text = both.map(|done| done.show()).concat();
+    let text = both.map(weft_dropin::Done::show).concat();
     assert!(text.contains("no RoCE on UDP port 4791"), "{text}");
     ip("link set lo mtu 1500");
     let (server, client) = run(&short(), "-g 1 -m 4096", "-g 2 -m 4096");
     ip("link set lo mtu 65536");
-    let text = [&server, &client].map(|done| done.show()).concat();
+    let text = [&server, &client].map(weft_dropin::Done::show).concat();
     assert!(
         !client.is_good() && text.contains("Failed to modify QP to RTR"),
         "{text}"
     );
     let (server, client) = run(&short().env("WEFT_TLS", "on"), "-g 1", "-g 2");
-    let text = [&server, &client].map(|done| done.show()).concat();
+    let text = [&server, &client].map(weft_dropin::Done::show).concat();
     assert!(text.contains("RoCE has no encryption"), "{text}");
 }
 

@@ -4,10 +4,12 @@
 //! Functions of the program are called without a lock of this module. A connection that is over is kept for a while, so that a message that comes
 //! again gets its answer again.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use weft_proto::dgram::Now;
@@ -17,9 +19,9 @@ use weft_wire::roce::cm::{
 };
 use weft_wire::roce::{DEFAULT_PKEY, Deth, Header, Icrc, MASK_24, Op, Opcode, Route};
 
-use super::port::PortInner;
+use super::port::{Manages, PortInner};
 use super::{MTUS, RocePath, RocePort, RoceQp, RoceSend, peer_addr, roce_mtu};
-use crate::device::Counted;
+use crate::device::{Counted, Device};
 use crate::lock::lock;
 use crate::types::Error;
 
@@ -177,6 +179,32 @@ pub struct RoceRequest {
     mtu: u32,
 }
 
+impl Device {
+    /// The RoCE port of a local address: the same one while a handle of it lives. With a link-local address of IPv6, `scope` is the interface.
+    ///
+    /// # Errors
+    /// As `bind(2)`: `AddrInUse` if another process, or the kernel's `rxe`, has the port; `Unsupported` on a simulated network; `PermissionDenied` with TLS.
+    pub fn bind_roce(&self, ip: IpAddr, scope: u32) -> io::Result<RocePort> {
+        RocePort::bind(&self.0, ip, scope, Box::<Mutex<Manager>>::default())
+    }
+}
+
+fn manager(port: &PortInner) -> MutexGuard<'_, Manager> {
+    let any: &dyn Any = &*port.manager;
+    let manager: Option<&Mutex<Manager>> = any.downcast_ref();
+    lock(manager.expect("the ports of this module have its manager"))
+}
+
+impl Manages for Mutex<Manager> {
+    fn hear(&self, port: &PortInner, from: SocketAddr, payload: &[u8]) {
+        port.hear(from, payload);
+    }
+
+    fn expired(&self, port: &PortInner) {
+        port.manager_expired();
+    }
+}
+
 impl RocePort {
     /// Asks the listener at this address and port number for a connection of `qp`, which has no peer yet. The queue pair sends and receives when
     /// `on_event` tells that the connection is made; `from` is the port number that the peer sees. `on_event` is called on any thread, and must not block.
@@ -209,7 +237,7 @@ impl RocePort {
         private_data.extend_from_slice(&param.private_data);
         private_data.resize(IpHeader::LEN + ROCE_REQUEST_DATA, 0);
         let psn = port.device.random_u32() & MASK_24;
-        let mut manager = lock(&port.manager);
+        let mut manager = manager(port);
         let id = manager.new_id(port).ok_or(Error::Invalid(
             "the port has as many connections as it may have",
         ))?;
@@ -268,7 +296,7 @@ impl RocePort {
         number: u16,
         on_request: impl Fn(RoceRequest) + Send + Sync + 'static,
     ) -> Result<RoceListening, Error> {
-        let mut manager = lock(&self.inner().manager);
+        let mut manager = manager(self.inner());
         if manager.listeners.contains_key(&number) {
             return Err(Error::Invalid("another listener has this port number"));
         }
@@ -286,7 +314,7 @@ impl RocePort {
 
 impl Drop for RoceListening {
     fn drop(&mut self) {
-        let mut manager = lock(&self.port.inner().manager);
+        let mut manager = manager(self.port.inner());
         let ours = |(serial, _): &(usize, OnRequest)| *serial == self.serial;
         let gone = if manager.listeners.get(&self.number).is_some_and(ours) {
             manager.listeners.remove(&self.number)
@@ -305,7 +333,7 @@ impl RoceConn {
         let port = self.port.inner();
         let mut todo = Todo::default();
         {
-            let mut manager = lock(&port.manager);
+            let mut manager = manager(port);
             let Some(connection) = manager.connections.get_mut(&self.id) else {
                 return;
             };
@@ -321,7 +349,7 @@ impl RoceConn {
 
     /// Gives up: nothing is told any more. A connection in the making is not made; one that is made is ended.
     pub fn forget(&self) {
-        let gone = lock(&self.port.inner().manager)
+        let gone = manager(self.port.inner())
             .connections
             .get_mut(&self.id)
             .and_then(|connection| connection.tell.take());
@@ -384,7 +412,7 @@ impl RoceRequest {
         };
         let mut todo = Todo::default();
         {
-            let mut manager = lock(&port.manager);
+            let mut manager = manager(&port);
             let connection = manager.connections.get_mut(&self.id);
             let waits = |c: &&mut Connection| c.exchange.phase() == Phase::Requested;
             let Some(connection) = connection.filter(waits) else {
@@ -417,7 +445,7 @@ impl RoceRequest {
         let port = self.port.inner();
         let mut todo = Todo::default();
         {
-            let mut manager = lock(&port.manager);
+            let mut manager = manager(port);
             let Some(connection) = manager.connections.get_mut(&self.id) else {
                 return;
             };
@@ -554,7 +582,7 @@ impl PortInner {
     }
 
     /// A management datagram of this peer.
-    pub(super) fn hear(&self, from: SocketAddr, payload: &[u8]) {
+    fn hear(&self, from: SocketAddr, payload: &[u8]) {
         let Some(mad) = Mad::parse(payload) else {
             self.malformed.fetch_add(1, Ordering::Relaxed);
             return;
@@ -562,7 +590,7 @@ impl PortInner {
         let now = self.now();
         let mut todo = Todo::default();
         {
-            let mut manager = lock(&self.manager);
+            let mut manager = manager(self);
             let known = manager.find(from.ip(), &mad.message);
             match (known, &mad.message) {
                 (Some(id), _) => {
@@ -678,11 +706,11 @@ impl PortInner {
     }
 
     /// The time of some connections has come.
-    pub(super) fn manager_expired(&self) {
+    fn manager_expired(&self) {
         let now = self.now();
         let mut todo = Todo::default();
         {
-            let mut manager = lock(&self.manager);
+            let mut manager = manager(self);
             let manager = &mut *manager;
             let stays = |c: &Connection| c.until.is_none_or(|until| now < until);
             manager.connections.retain(|_, c| stays(c));
@@ -724,7 +752,7 @@ impl PortInner {
     /// The peer has accepted our request: the queue pair is moved, then the peer gets our word.
     fn join(&self, id: u32, reply: Reply) {
         let seen = {
-            let manager = lock(&self.manager);
+            let manager = manager(self);
             let Some(c) = manager.connections.get(&id) else {
                 return;
             };
@@ -760,7 +788,7 @@ impl PortInner {
         });
         let mut todo = Todo::default();
         {
-            let mut manager = lock(&self.manager);
+            let mut manager = manager(self);
             let Some(connection) = manager.connections.get_mut(&id) else {
                 return;
             };
@@ -831,6 +859,3 @@ fn gid_of(ip: IpAddr) -> [u8; 16] {
         IpAddr::V6(ip) => ip.octets(),
     }
 }
-
-/// What a port keeps for its manager.
-pub(super) type ManagerLock = Mutex<Manager>;

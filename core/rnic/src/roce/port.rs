@@ -22,9 +22,8 @@ use weft_wire::roce::cm;
 use weft_wire::roce::{Header, ICRC_LEN, Icrc, PORT, Route};
 
 use super::RoceInner;
-use super::cm::ManagerLock;
 use crate::cq::Port;
-use crate::device::{Device, DeviceInner, Transport};
+use crate::device::{DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 use crate::port_lease::PortLease;
@@ -67,7 +66,7 @@ pub(crate) struct PortInner {
     unknown: AtomicU64,
     /// A packet was too long for the way, and that was said.
     told: AtomicBool,
-    pub(super) manager: ManagerLock,
+    pub(super) manager: Box<dyn Manages>,
     owner: OnceLock<Weak<Owner>>,
 }
 
@@ -89,6 +88,14 @@ impl Alarms {
         let has = self.timers.first().is_some_and(|timer| *timer <= next);
         (!has && self.timers.insert(next)).then_some(next)
     }
+}
+
+/// The connection manager of a port.
+pub(super) trait Manages: Any + Send + Sync {
+    /// A management datagram of this peer.
+    fn hear(&self, port: &PortInner, from: SocketAddr, payload: &[u8]);
+    /// The time given to [`PortInner::watch_manager`] has come.
+    fn expired(&self, port: &PortInner);
 }
 
 /// Takes the port out of the engine with the last handle.
@@ -121,13 +128,14 @@ impl RocePort {
     }
 }
 
-impl Device {
-    /// The RoCE port of a local address: the same one while a handle of it lives. With a link-local address of IPv6, `scope` is the interface.
-    ///
-    /// # Errors
-    /// As `bind(2)`: `AddrInUse` if another process, or the kernel's `rxe`, has the port; `Unsupported` on a simulated network; `PermissionDenied` with TLS.
-    pub fn bind_roce(&self, ip: IpAddr, scope: u32) -> io::Result<RocePort> {
-        let device = &self.0;
+impl RocePort {
+    /// See [`Device::bind_roce`].
+    pub(super) fn bind(
+        device: &Arc<DeviceInner>,
+        ip: IpAddr,
+        scope: u32,
+        manager: Box<dyn Manages>,
+    ) -> io::Result<RocePort> {
         if !matches!(device.transport, Transport::Tcp) {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -145,7 +153,9 @@ impl Device {
         if let Some(owner) = known.and_then(|known| known.downcast().ok()) {
             return Ok(RocePort(owner));
         }
-        let port = RocePort(Arc::new(Owner(PortInner::open(device, ip, scope)?)));
+        let port = RocePort(Arc::new(Owner(PortInner::open(
+            device, ip, scope, manager,
+        )?)));
         let _ = port.0.0.owner.set(Arc::downgrade(&port.0));
         ports.retain(|_, owner| owner.strong_count() > 0);
         let owner = Arc::clone(&port.0) as Arc<dyn Any + Send + Sync>;
@@ -155,7 +165,12 @@ impl Device {
 }
 
 impl PortInner {
-    fn open(device: &Arc<DeviceInner>, ip: IpAddr, scope: u32) -> io::Result<Arc<PortInner>> {
+    fn open(
+        device: &Arc<DeviceInner>,
+        ip: IpAddr,
+        scope: u32,
+        manager: Box<dyn Manages>,
+    ) -> io::Result<Arc<PortInner>> {
         let mut addr = SocketAddr::new(ip, PORT);
         if let SocketAddr::V6(v6) = &mut addr {
             v6.set_scope_id(scope);
@@ -187,7 +202,7 @@ impl PortInner {
             malformed: AtomicU64::new(0),
             unknown: AtomicU64::new(0),
             told: AtomicBool::new(false),
-            manager: Mutex::default(),
+            manager,
             owner: OnceLock::new(),
         });
         let source = Arc::clone(&inner) as Arc<dyn Source>;
@@ -400,7 +415,7 @@ impl PortInner {
         };
         if let (cm::QP, Some(deth)) = (header.dest_qp, header.deth) {
             if deth.qkey == cm::QKEY {
-                self.hear(route.src, payload);
+                self.manager.hear(self, route.src, payload);
             }
             return;
         }
@@ -448,7 +463,7 @@ impl PortInner {
             self.registration.set_timer(at);
         }
         if manager.is_some() {
-            self.manager_expired();
+            self.manager.expired(self);
         }
         for member in due.iter().filter_map(Weak::upgrade) {
             member.alarm();
@@ -517,7 +532,7 @@ mod tests {
     #[test]
     fn the_times_of_a_queue_pair_replace_each_other() {
         let mut alarms = Alarms::default();
-        let mut set = |alarms: &mut Alarms, at: Instant| {
+        let set = |alarms: &mut Alarms, at: Instant| {
             if let Some(before) = alarms.of.insert(1, at) {
                 alarms.due.remove(&(before, 1));
             }

@@ -18,19 +18,19 @@ use super::link::{self, Link};
 use super::news::News;
 use super::port::Port;
 use super::private_data::{self, IB_REJECT, IB_REPLY, IB_REQUEST, UD_REPLY, delivered};
-use super::qp::{self, ACK_TIMEOUT};
+use super::qp;
 use super::request::{Request, Unseen};
 use super::resolve;
-use super::roce::RoceLink;
+use super::roce_link::RoceLink;
+use super::stages::{Ending, FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::terms::{Retries, Terms};
 use super::types::{
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
-    RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
-    RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_UNREACHABLE, RDMA_MAX_INIT_DEPTH, rdma_cm_id,
-    rdma_conn_param,
+    RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE,
+    RDMA_MAX_INIT_DEPTH, rdma_cm_id, rdma_conn_param,
 };
 use crate::call::run;
-use crate::verbs::types::{IBV_EVENT_COMM_EST, IBV_QPS_RTS, ibv_event_type};
+use crate::verbs::types::{IBV_EVENT_COMM_EST, ibv_event_type};
 use crate::verbs::{os_errno, roce, settings};
 
 /// The longest backlog of a listener, and the one that a program gets with 0.
@@ -117,9 +117,6 @@ fn depth(said: u8, most: u16) -> Result<u16, Errno> {
     }
 }
 
-/// How long packets of a connection that both sides have left may be on their way: 4.096 µs · 2^17, Linux's value for RoCE.
-const TIME_WAIT: Duration = Duration::from_nanos(4096 << 17);
-
 /// The event of a failed connection.
 fn failure(error: ConnectError, persona: bool) -> News {
     let errno = -error.raw_os_error();
@@ -137,43 +134,6 @@ fn failure(error: ConnectError, persona: bool) -> News {
         _ => News::status(RDMA_CM_EVENT_CONNECT_ERROR, errno),
     }
 }
-
-/// Reports the connection's end, also when the queue pair ends without one.
-pub(super) struct Ending(pub(super) Arc<Core>);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        let mut left = false;
-        let old = {
-            let mut setup = self.0.setup();
-            match std::mem::replace(&mut setup.stage, Stage::Over(None)) {
-                Stage::Joined(link) => {
-                    setup.stage = Stage::Over(Some(link));
-                    None
-                }
-                Stage::Leaving => {
-                    left = true;
-                    None
-                }
-                // Probably destroyed.
-                other => Some(std::mem::replace(&mut setup.stage, other)),
-            }
-        };
-        if old.is_none() {
-            self.0.tell(News::new(RDMA_CM_EVENT_DISCONNECTED));
-        }
-        if left {
-            self.0.wait_out();
-        }
-    }
-}
-
-/// How long a request is repeated that no listener has taken: as long as TCP waits before it repeats a lost SYN (RFC 6298), and a fraction of `rdma_cm`'s
-/// time-out for an answer, 4.3 s.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
-/// The pauses before a repetition: each is twice as long as the last one, up to a maximum.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 
 /// A request under way. On a network of RNICs a request arrives milliseconds after the peer's last answer, so programs such as perftest close a listener and
 /// open the next one meanwhile. Here it arrives sooner: it is repeated where no program can have seen it, because nobody listened, or the listener closed
@@ -232,55 +192,6 @@ impl Core {
         match port {
             Ok(Port::Stream(port)) => Some(port),
             _ => None,
-        }
-    }
-
-    /// The connection is established. False: the identifier does not exist any more.
-    pub(super) fn joined(&self, link: Link) -> bool {
-        let qp = match &link {
-            Link::Program(name) => name.get().ok(),
-            Link::Roce(link) => link.name.get().ok(),
-            Link::Carrier(_) => None,
-        };
-        if let Some(qp) = qp {
-            let (retries, timeout) = {
-                let setup = self.setup();
-                (setup.retries, setup.ack_timeout)
-            };
-            if qp.is_persona() {
-                qp.show_connection(retries.count, retries.rnr, timeout.unwrap_or(ACK_TIMEOUT));
-            }
-            qp.set_state(IBV_QPS_RTS);
-        }
-        let mut setup = self.setup();
-        let waits = matches!(setup.stage, Stage::Joining);
-        if waits {
-            setup.stage = Stage::Joined(link);
-        }
-        waits
-    }
-
-    /// The connection has failed. False: the identifier does not exist any more.
-    pub(super) fn failed(&self) -> bool {
-        let mut setup = self.setup();
-        let waits = matches!(setup.stage, Stage::Joining);
-        if waits {
-            setup.stage = Stage::Over(None);
-        }
-        waits
-    }
-
-    /// Both sides have left the connection: InfiniBand's connection managers keep its queue pair number for a while, and report when that is over.
-    fn wait_out(self: &Arc<Self>) {
-        if let Ok(nic) = device::of(self.ps)
-            && nic.persona
-        {
-            let core = Arc::downgrade(self);
-            nic.native.after(TIME_WAIT, move || {
-                if let Some(core) = core.upgrade() {
-                    core.tell(News::new(RDMA_CM_EVENT_TIMEWAIT_EXIT));
-                }
-            });
         }
     }
 

@@ -27,7 +27,7 @@ use super::link::Link;
 use super::news::{Membership, News};
 use super::port::Port;
 use super::request::Request;
-use super::roce::RoceListener;
+use super::roce_link::RoceListener;
 use super::terms::Retries;
 use super::types::{rdma_cm_id, rdma_event_channel, rdma_port_space};
 use crate::verbs::events::{EventQueue, Subject};

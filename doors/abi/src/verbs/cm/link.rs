@@ -8,7 +8,7 @@ use weft_verbs::ext::QpExt;
 
 use super::device::Nic;
 use super::exchange::Carrier;
-use super::roce::RoceLink;
+use super::roce_link::RoceLink;
 use crate::verbs::object::{Kind as _, Name, find};
 use crate::verbs::qp::QpObj;
 use crate::verbs::types::ibv_qp;

@@ -25,6 +25,8 @@ mod qp;
 mod request;
 mod resolve;
 mod roce;
+mod roce_link;
+mod stages;
 mod terms;
 
 pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo};

@@ -1,15 +1,14 @@
 //! Connections of queue pairs that speak RoCE: the messages of InfiniBand's connection manager, by `core/rnic`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_verbs::cm::{Bound, ConnParam};
 use weft_verbs::ext::DeviceExt;
-use weft_verbs::{RoceConn, RoceConnect, RoceEvent, RoceListening, RoceQp};
+use weft_verbs::{RoceConnect, RoceEvent, RoceQp};
 
-use super::connect::{Ending, FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::device::Nic;
 use super::id::{Core, Stage};
 use super::link::Link;
@@ -17,25 +16,19 @@ use super::news::News;
 use super::port::Port;
 use super::private_data::{IB_REJECT, delivered};
 use super::request::{Request, Unseen};
+use super::roce_link::{RoceLink, RoceListener};
+use super::stages::{Ending, FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::terms::Retries;
 use super::types::{
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED,
     RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE,
 };
 use crate::verbs::gid::gids;
-use crate::verbs::object::{Name, lock};
-use crate::verbs::qp::QpObj;
+use crate::verbs::object::lock;
 use crate::verbs::roce;
 
 /// Nobody listens (12.6.7.2).
 const IB_INVALID_SERVICE: u16 = 8;
-
-/// A queue pair that speaks RoCE, and its connection once there is one.
-#[derive(Clone)]
-pub(super) struct RoceLink {
-    pub(super) name: Name<QpObj>,
-    conn: Arc<Mutex<Option<Arc<RoceConn>>>>,
-}
 
 /// A request under way, which is repeated where nobody listened yet, as [`PATIENCE`] says.
 #[derive(Clone)]
@@ -86,42 +79,6 @@ impl RoceCalling {
                 core.on_roce(&link, event);
             }
         });
-    }
-}
-
-/// Listens until it is dropped: on each address, while the port number stays taken.
-pub(super) struct RoceListener {
-    _bound: Bound,
-    _listening: Vec<RoceListening>,
-}
-
-impl RoceLink {
-    pub(super) fn new(name: Name<QpObj>) -> RoceLink {
-        RoceLink {
-            name,
-            conn: Arc::default(),
-        }
-    }
-
-    fn qp(&self) -> Result<Arc<RoceQp>, Errno> {
-        let qp = self.name.get()?;
-        qp.roce.as_ref().ok_or(Errno::INVAL)?.native()
-    }
-
-    /// Ends the connection: the peer is told.
-    pub(super) fn close(&self) {
-        let conn = lock(&self.conn).clone();
-        match conn {
-            Some(conn) => conn.disconnect(),
-            None => self.bury(),
-        }
-    }
-
-    /// The connection has ended: ends the queue pair in any state.
-    pub(super) fn bury(&self) {
-        if let Ok(qp) = self.qp() {
-            qp.to_error();
-        }
     }
 }
 

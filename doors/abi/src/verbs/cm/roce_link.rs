@@ -1,0 +1,53 @@
+//! The ends of connections of RoCE that an identifier holds.
+
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+use weft_verbs::cm::Bound;
+use weft_verbs::{RoceConn, RoceListening, RoceQp};
+
+use crate::verbs::object::{Name, lock};
+use crate::verbs::qp::QpObj;
+
+/// A queue pair that speaks RoCE, and its connection once there is one.
+#[derive(Clone)]
+pub(super) struct RoceLink {
+    pub(super) name: Name<QpObj>,
+    pub(super) conn: Arc<Mutex<Option<Arc<RoceConn>>>>,
+}
+
+/// Listens until it is dropped: on each address, while the port number stays taken.
+pub(super) struct RoceListener {
+    pub(super) _bound: Bound,
+    pub(super) _listening: Vec<RoceListening>,
+}
+
+impl RoceLink {
+    pub(super) fn new(name: Name<QpObj>) -> RoceLink {
+        RoceLink {
+            name,
+            conn: Arc::default(),
+        }
+    }
+
+    pub(super) fn qp(&self) -> Result<Arc<RoceQp>, Errno> {
+        let qp = self.name.get()?;
+        qp.roce.as_ref().ok_or(Errno::INVAL)?.native()
+    }
+
+    /// Ends the connection: the peer is told.
+    pub(super) fn close(&self) {
+        let conn = lock(&self.conn).clone();
+        match conn {
+            Some(conn) => conn.disconnect(),
+            None => self.bury(),
+        }
+    }
+
+    /// The connection has ended: ends the queue pair in any state.
+    pub(super) fn bury(&self) {
+        if let Ok(qp) = self.qp() {
+            qp.to_error();
+        }
+    }
+}
