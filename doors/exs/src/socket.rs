@@ -552,8 +552,8 @@ impl Socket {
         conn.shutdown(Some(told)).map_err(refused)
     }
 
-    /// End the current and all later blocking receives with `ECANCELED` (`shutdown(SHUT_RD)`). The peer is not informed; its data goes to
-    /// receives with an event.
+    /// End the current and all later blocking receives with `ECANCELED` (`shutdown(SHUT_RD)`): the socket is readable from now on. The peer is not
+    /// informed; its data goes to receives with an event.
     ///
     /// # Errors
     /// `ENOTCONN`, `EBADF`.

@@ -251,9 +251,6 @@ pub(super) fn conditions(entry: &Entry) -> Ready {
         return Ready::empty();
     }
     let mut ready = entry.socket.ready();
-    if entry.read_shut.load(Ordering::Acquire) {
-        ready |= Ready::IN;
-    }
     if !entry.has_room() {
         ready.remove(Ready::OUT);
     }

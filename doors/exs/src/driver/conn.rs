@@ -609,8 +609,8 @@ impl Conn {
                 }
             }));
         }
-        // A closed socket is not readable, whatever arrives while it lingers. One that refuses receives says so at once.
-        let readable = (core.readable() || core.io.deaf) && !core.io.closing;
+        // A closed socket is not readable, whatever arrives while it lingers.
+        let readable = core.readable() && !core.io.closing;
         if readable != core.io.raised {
             core.io.raised = readable;
             if readable {
