@@ -179,11 +179,12 @@ impl Listener {
         addr: SocketAddr,
         backlog: u32,
     ) -> Result<Arc<Listener>, Errno> {
+        let most_waiting = parent.options.most_waiting();
         let listener = Arc::new(Listener {
             addr: OnceLock::new(),
             listening: Mutex::new(None),
             parent,
-            backlog: backlog as usize,
+            backlog: most_waiting.min(backlog as usize),
             state: Mutex::default(),
         });
         let context = &listener.parent.context;

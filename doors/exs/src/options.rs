@@ -11,6 +11,9 @@ use weft_wire::exs::{HEADER_LEN, MAX_LEN, MAX_SMALL};
 pub(crate) const LINGER: Duration = Duration::from_secs(30);
 /// The most bytes of the control receives of a connection. A peer can fill them before the program receives anything.
 const CONTROL_MEMORY: usize = 256 << 20;
+/// The most bytes of the connections of a listener that wait to be accepted, which peers can fill.
+const WAITING_MEMORY: usize = 4 << 30;
+
 /// The unit of a socket's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -82,6 +85,11 @@ impl Options {
     pub(crate) fn control_receives(&self) -> u32 {
         self.credits
             .min((CONTROL_MEMORY / self.control_slot()) as u32)
+    }
+    /// The connections that may wait to be accepted, whatever the backlog.
+    pub(crate) fn most_waiting(&self) -> usize {
+        let control = self.control_slot() * self.control_receives() as usize;
+        WAITING_MEMORY / (control + self.buffer as usize)
     }
     /// The settings of the wire protocol.
     pub(crate) fn link(&self) -> LinkOptions {

@@ -272,7 +272,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Listen; up to `backlog` connections wait to be accepted. A socket without an address gets one.
+    /// Listen; up to `backlog` connections wait to be accepted, and no more than have 4 GiB of control receives and buffers, because peers can fill those:
+    /// 16 with small packets of 16 MiB. Further ones are refused. A socket without an address gets one.
     ///
     /// # Errors
     /// As `listen(2)`.
@@ -551,8 +552,8 @@ impl Socket {
         conn.shutdown(Some(told)).map_err(refused)
     }
 
-    /// End the current and all later blocking receives with `ECANCELED` (`shutdown(SHUT_RD)`). The peer is not informed; its data goes to
-    /// receives with an event.
+    /// End the current and all later blocking receives with `ECANCELED` (`shutdown(SHUT_RD)`): the socket is readable from now on. The peer is not
+    /// informed; its data goes to receives with an event.
     ///
     /// # Errors
     /// `ENOTCONN`, `EBADF`.

@@ -3,6 +3,7 @@
 use crate::common;
 use crate::raw;
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -113,6 +114,26 @@ fn the_memory_of_control_receives_is_bounded() {
         let hello = Hello::parse(&conn.private_data[..HELLO_LEN]).unwrap();
         assert_eq!((hello.small, hello.credits), (small, posted));
     }
+}
+
+/// What peers may send before the program accepts is bounded too: each of these connections has 241 MiB.
+#[test]
+fn the_memory_of_connections_that_wait_is_bounded() {
+    let context = context(LocalMode::Off);
+    let listener = Socket::new(&context, false, Kind::Stream).unwrap();
+    let set = |o: &mut Options| o.small_packet_max = 16 << 20;
+    listener.set_options(set).unwrap();
+    listener.listen(128).unwrap();
+    let addr = (Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()).into();
+    let connect = || {
+        let socket = Socket::new(&context, false, Kind::Stream).unwrap();
+        socket.connect_wait(addr).map(|()| socket)
+    };
+    let waiting: Vec<Socket> = std::iter::from_fn(|| connect().ok()).take(20).collect();
+    assert_eq!(waiting.len(), 16);
+    assert_eq!(connect().err(), Some(Errno::CONNREFUSED));
+    listener.accept_wait(None).unwrap();
+    connect().unwrap();
 }
 
 #[test]

@@ -312,8 +312,11 @@ fn a_shutdown_ends_a_blocking_receive_from_a_silent_peer() {
     let to = Region::alloc(&context, 1 << 16).unwrap();
     let receiver = b.clone();
     let told = asleep(move || receiver.recv_wait(&to.whole(), RecvFlags::empty()));
+    let queue = Queue::new(&context, 1).unwrap();
+    b.poll(Ready::IN, queue.sink(1)).unwrap();
     b.stop_waiting().unwrap();
     assert!(told.recv_timeout(2 * PATIENCE).is_ok(), "it waits on");
+    assert_eq!(events(&queue, 1)[0].ready, Ready::IN);
 }
 
 /// Two threads take events and one deletes the queue: each event is either taken, or reported as dropped.

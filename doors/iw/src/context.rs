@@ -111,8 +111,10 @@ pub struct Context {
     pub(crate) advs: Lmr,
     /// Places in `advs` without a receive.
     pub(crate) free_advs: Mutex<Vec<usize>>,
-    /// Completions that came while the other kind was waited for.
-    pub(crate) stash: Mutex<Stash>,
+    /// Completions of receives that nobody has asked for yet.
+    stash: Mutex<Stash>,
+    /// The thread that was at the queue of receives has left it.
+    sorted: Condvar,
     /// Identifies the next work request.
     pub(crate) next_id: std::sync::atomic::AtomicU64,
     private_data: Vec<u8>,
@@ -120,9 +122,22 @@ pub struct Context {
 }
 
 #[derive(Default)]
-pub(crate) struct Stash {
-    pub(crate) recv: VecDeque<Wc>,
-    pub(crate) advs: VecDeque<Wc>,
+struct Stash {
+    recv: VecDeque<Wc>,
+    advs: VecDeque<Wc>,
+    /// A thread takes completions from the queue.
+    at_queue: bool,
+}
+
+impl Stash {
+    /// Moves completions of messages to `out`: how many.
+    fn fill(&mut self, out: &mut [Wc]) -> Option<usize> {
+        let n = out.len().min(self.recv.len());
+        for (to, wc) in out.iter_mut().zip(self.recv.drain(..n)) {
+            *to = wc;
+        }
+        (n > 0).then_some(n)
+    }
 }
 
 enum Peer {
@@ -182,6 +197,7 @@ impl Context {
             advs,
             free_advs: Mutex::new((0..ADVS).rev().collect()),
             stash: Mutex::default(),
+            sorted: Condvar::new(),
             next_id: 0.into(),
             private_data: Vec::new(),
             end,
@@ -354,17 +370,16 @@ impl Context {
     pub fn await_completions(&self, of: CqType, out: &mut [Wc]) -> Result<(), Error> {
         let mut done = 0;
         while done < out.len() {
-            let time = self.time_to_wait();
-            let (seen, got) = match of {
+            let rest = &mut out[done..];
+            let got = match of {
                 CqType::Send => {
-                    let got = self.send_cq.wait(&mut out[done..], Some(time))?;
-                    (got, got)
+                    let time = self.time_to_wait();
+                    let got = self.send_cq.wait(rest, Some(time))?;
+                    (got > 0 || !time.is_zero()).then_some(got)
                 }
-                CqType::Recv => self.take_recv(&mut out[done..], Some(time))?,
+                CqType::Recv => self.take_recv(true, |stash| stash.fill(rest))?,
             };
-            if seen == 0 && time.is_zero() {
-                return Err(Error::Ended);
-            }
+            let got = got.ok_or(Error::Ended)?;
             if let Some(failed) = out[done..done + got]
                 .iter()
                 .find(|wc| wc.status != WcStatus::Success)
@@ -383,7 +398,7 @@ impl Context {
     pub fn poll_completions(&self, of: CqType, out: &mut [Wc]) -> Result<usize, Error> {
         let got = match of {
             CqType::Send => self.send_cq.poll(out)?,
-            CqType::Recv => self.take_recv(out, None)?.1,
+            CqType::Recv => self.take_recv(false, |stash| stash.fill(out))?.unwrap_or(0),
         };
         match out[..got].iter().find(|wc| wc.status != WcStatus::Success) {
             Some(failed) => Err(Error::Completion(*failed)),
@@ -400,44 +415,46 @@ impl Context {
         }
     }
 
-    /// Completions of receives that are not advertisements: from the stash, else from the queue. How many came, with
-    /// the advertisements, and how many are in `out`.
-    fn take_recv(&self, out: &mut [Wc], wait: Option<Duration>) -> Result<(usize, usize), Error> {
+    /// Takes of the completions of receives what `take` wants, when there is some. One thread at a time is at the queue; it sorts what comes, so that
+    /// each kind keeps its order, and the others wait for it. `None`: there is nothing now, or with `wait` nothing more can come.
+    fn take_recv<T>(
+        &self,
+        wait: bool,
+        mut take: impl FnMut(&mut Stash) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
         let mut stash = lock(&self.stash);
-        if !stash.recv.is_empty() {
-            let n = out.len().min(stash.recv.len());
-            for (to, wc) in out.iter_mut().zip(stash.recv.drain(..n)) {
-                *to = wc;
+        let mut looked = false;
+        loop {
+            if let Some(taken) = take(&mut stash) {
+                return Ok(Some(taken));
             }
-            return Ok((n, n));
-        }
-        drop(stash);
-        let got = match wait {
-            Some(time) => self.recv_cq.wait(out, Some(time))?,
-            None => self.recv_cq.poll(out)?,
-        };
-        let mut kept = 0;
-        for i in 0..got {
-            if out[i].wr_id & ADV_ID == 0 {
-                out[kept] = out[i];
-                kept += 1;
+            if looked {
+                return Ok(None);
+            }
+            if stash.at_queue {
+                if !wait {
+                    return Ok(None);
+                }
+                let sorted = self.sorted.wait(stash);
+                stash = sorted.unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            stash.at_queue = true;
+            drop(stash);
+            let mut wcs = [Wc::default(); 16];
+            let time = if wait {
+                self.time_to_wait()
             } else {
-                lock(&self.stash).advs.push_back(out[i]);
-            }
-        }
-        Ok((got, kept))
-    }
-
-    /// Waits for an advertisement in a receive posted by [`Self::post_recv_adv`] (`iw_wait_recv_adv`).
-    pub fn wait_recv_adv(&self) -> Result<Rmr, Error> {
-        let wc = loop {
-            if let Some(wc) = lock(&self.stash).advs.pop_front() {
-                break wc;
-            }
-            let mut wcs = [Wc::default(); 8];
-            let time = self.time_to_wait();
-            let got = self.recv_cq.wait(&mut wcs, Some(time))?;
-            let mut stash = lock(&self.stash);
+                Duration::ZERO
+            };
+            let got = match time {
+                Duration::ZERO => self.recv_cq.poll(&mut wcs),
+                time => self.recv_cq.wait(&mut wcs, Some(time)),
+            };
+            stash = lock(&self.stash);
+            stash.at_queue = false;
+            self.sorted.notify_all();
+            let got = got?;
             for wc in &wcs[..got] {
                 if wc.wr_id & ADV_ID == 0 {
                     stash.recv.push_back(*wc);
@@ -445,11 +462,15 @@ impl Context {
                     stash.advs.push_back(*wc);
                 }
             }
-            drop(stash);
-            if got == 0 && time.is_zero() {
-                return Err(Error::Ended);
-            }
-        };
+            // Of a queue with only completions of the other kind there may be more.
+            looked = got == 0 && time.is_zero();
+        }
+    }
+
+    /// Waits for an advertisement in a receive posted by [`Self::post_recv_adv`] (`iw_wait_recv_adv`).
+    pub fn wait_recv_adv(&self) -> Result<Rmr, Error> {
+        let adv = self.take_recv(true, |stash| stash.advs.pop_front())?;
+        let wc = adv.ok_or(Error::Ended)?;
         let place = (wc.wr_id & !ADV_ID) as usize;
         let mut bytes = [0; ADV_LEN];
         self.advs.read(place * ADV_LEN, &mut bytes)?;

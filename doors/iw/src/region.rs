@@ -40,8 +40,12 @@ impl Lmr {
     }
 
     /// A scatter/gather element of `len` bytes from offset `at`.
+    ///
+    /// # Errors
+    /// [`Error::Range`] beyond the region, and for more than an element can have (4 GiB - 1).
     pub fn sge(&self, at: usize, len: usize) -> Result<Sge, Error> {
         check(at as u64, len as u64, self.len() as u64)?;
+        check(0, len as u64, u32::MAX.into())?;
         Ok(self.0.sge(at, len))
     }
 
@@ -58,13 +62,9 @@ impl Lmr {
     /// The address, key and length that the peer needs to use the region: 16 bytes, see docs/spec/iw.md.
     pub(crate) fn advertisement(&self) -> Result<[u8; ADV_LEN], Error> {
         let remote = self.0.remote(0);
-        let len = self.len() as u64;
-        let len32 = u32::try_from(len).map_err(|_| Error::Range {
-            at: 0,
-            len,
-            region: u32::MAX.into(),
-        })?;
-        Ok(Rmr { remote, len: len32 }.encode())
+        check(0, self.len() as u64, u32::MAX.into())?;
+        let len = self.len() as u32;
+        Ok(Rmr { remote, len }.encode())
     }
 }
 
@@ -91,12 +91,12 @@ impl Rmr {
         self.len == 0
     }
 
-    /// The address of `len` bytes from offset `at`.
     /// Its address and key.
     pub fn remote(&self) -> RemoteAddr {
         self.remote
     }
 
+    /// The address of `len` bytes from offset `at`.
     pub(crate) fn at(&self, at: usize, len: usize) -> Result<RemoteAddr, Error> {
         check(at as u64, len as u64, self.len.into())?;
         // The peer's address may be anything: a sum that wraps is refused by the peer.

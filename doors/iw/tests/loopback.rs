@@ -1,6 +1,7 @@
 //! The library over the TCP device on the loopback interface.
 
 use std::thread;
+use std::time::{Duration, Instant};
 
 use weft_iw::{
     Access, Context, CqType, Error, Flags, Listener, Rmr, State, Wc, WcOpcode, WcStatus,
@@ -243,6 +244,23 @@ fn wrong_ranges_are_refused_here_and_wrong_keys_there() {
     );
 }
 
+/// The length of an element has 32 bits. The pages of the region are never touched.
+#[test]
+fn an_element_has_less_than_four_gib() {
+    let listener = Listener::open("127.0.0.1:0").unwrap();
+    let ctx = Context::alloc(listener.local_addr()).unwrap();
+    let lmr = ctx.lmr_create(1 << 32, Access::LOCAL_WRITE).unwrap();
+    assert!(matches!(
+        lmr.sge(0, 1 << 32),
+        Err(Error::Range {
+            len: 0x1_0000_0000,
+            region: 0xffff_ffff,
+            ..
+        })
+    ));
+    assert_eq!(lmr.sge(1, (1 << 32) - 1).unwrap().len, u32::MAX);
+}
+
 #[test]
 fn a_message_where_an_advertisement_should_be_is_told() {
     pair(
@@ -262,4 +280,62 @@ fn a_message_where_an_advertisement_should_be_is_told() {
             ctx.disconnect().unwrap();
         },
     );
+}
+
+/// Neither takes what the other waits for, or sleeps while it is there: each round ends at once, not after the time of a wait.
+#[test]
+fn two_threads_wait_for_messages_and_for_advertisements() {
+    const ROUNDS: usize = 16;
+    let begun = Instant::now();
+    pair(
+        |mut ctx| {
+            let (text, inbox) = (
+                ctx.lmr_create(8, ALL).unwrap(),
+                ctx.lmr_create(8, ALL).unwrap(),
+            );
+            for _ in 0..2 * ROUNDS {
+                ctx.post_recv_lmr(&inbox, 0, 8).unwrap();
+            }
+            ctx.connect().unwrap();
+            for round in 0..ROUNDS {
+                ctx.post_send_lmr(&text, 0, 1 + round % 8, Flags::empty())
+                    .unwrap();
+                ctx.await_completions(CqType::Recv, &mut [Wc::default()])
+                    .unwrap();
+                ctx.post_send_adv(&text).unwrap();
+                ctx.await_completions(CqType::Recv, &mut [Wc::default()])
+                    .unwrap();
+            }
+            ctx.disconnect().unwrap();
+        },
+        |mut ctx| {
+            let inbox = ctx.lmr_create(8, ALL).unwrap();
+            for _ in 0..ROUNDS {
+                ctx.post_recv_lmr(&inbox, 0, 8).unwrap();
+                ctx.post_recv_adv().unwrap();
+            }
+            ctx.accept().unwrap();
+            let answer = || ctx.post_send_lmr(&inbox, 0, 1, Flags::empty()).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for _ in 0..ROUNDS {
+                        assert_eq!(ctx.wait_recv_adv().unwrap().len(), 8);
+                        answer();
+                    }
+                    assert!(matches!(ctx.wait_recv_adv(), Err(Error::Ended)));
+                });
+                let mut wc = [Wc::default()];
+                for round in 0..ROUNDS {
+                    ctx.await_completions(CqType::Recv, &mut wc).unwrap();
+                    assert_eq!(wc[0].byte_len as usize, 1 + round % 8);
+                    answer();
+                }
+                let end = ctx.await_completions(CqType::Recv, &mut wc);
+                assert!(matches!(end, Err(Error::Ended)), "{end:?}");
+            });
+            ctx.await_disconnect().unwrap();
+        },
+    );
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(3), "{took:?}");
 }

@@ -15,6 +15,9 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 static int failures;
@@ -136,7 +139,7 @@ static void close_of_a_duplicate(void) {
     CHECK(exs_close(again, 0, q, NULL) == 0);
     exs_event_t event;
     struct timeval limit = {20, 0};
-    CHECK(exs_qdequeue(q, &event, 1, &limit) == 1 && event.exs_evt_type == EXS_EVT_CLOSE);
+    CHECK(exs_qdequeue(q, &event, 1, &limit) == 1 && event.exs_evt_type == EXS_EVT_CLOSE && event.exs_evt_socket == again);
     CHECK(exs_sync_close(fd[1]) == 0 && exs_qdelete(q) == 0);
 }
 
@@ -244,6 +247,31 @@ static void epoll_sets(void) {
     close(bell);
 }
 
+/* A set knows a member by its number and its socket, and a set with several numbers is one. */
+static void numbers_that_come_again(void) {
+    int fd[2], other[2], again, twin, epfd = exs_sync_epoll_create1(0);
+    struct epoll_event got[4], in = {.events = EPOLLIN, .data.u64 = 1};
+    pair_of(SOCK_STREAM, fd, 0);
+    pair_of(SOCK_STREAM, other, 0);
+    CHECK(exs_sync_epoll_ctl(epfd, EPOLL_CTL_ADD, fd[1], &in) == 0);
+    again = exs_sync_dup(fd[1]);
+    CHECK(exs_sync_dup2(other[1], fd[1]) == fd[1]);
+    in.data.u64 = 2;
+    CHECK(exs_sync_epoll_ctl(epfd, EPOLL_CTL_ADD, fd[1], &in) == 0);
+    CHECK(FAILS(exs_sync_epoll_ctl(epfd, EPOLL_CTL_ADD, fd[1], &in), EEXIST));
+    CHECK(exs_sync_send(fd[0], "a", 1, 0) == 1 && exs_sync_send(other[0], "b", 1, 0) == 1);
+    CHECK(arrived(again, 1) && arrived(other[1], 1));
+    twin = exs_sync_fcntl(epfd, F_DUPFD_CLOEXEC, 0);
+    CHECK(exs_sync_epoll_wait(twin, got, 4, 0) == 2 && (got[0].data.u64 | got[1].data.u64) == 3);
+    CHECK(exs_close(epfd, 0, EXS_QHANDLE_INVALID, NULL) == 0 && exs_sync_epoll_wait(twin, got, 4, 0) == 2);
+    int fresh = epoll_create1(0);
+    CHECK(fresh == epfd || (dup2(fresh, epfd) == epfd && close(fresh) == 0)); /* the system's own, of the same number */
+    CHECK(exs_sync_epoll_wait(epfd, got, 4, 0) == 0);
+    CHECK(close(epfd) == 0 && exs_sync_close(twin) == 0 && exs_sync_close(again) == 0);
+    close_both(fd);
+    close_both(other);
+}
+
 static void edges(void) {
     int fd[2], epfd = exs_sync_epoll_create(1);
     struct epoll_event got, both = {.events = EPOLLIN | EPOLLOUT | EPOLLET, .data.u64 = 1};
@@ -333,7 +361,7 @@ static void masks(void) {
     sigaddset(&blocked, SIGUSR1);
     CHECK(pthread_sigmask(SIG_BLOCK, &blocked, NULL) == 0);
     CHECK(exs_sync_epoll_ctl(epfd, EPOLL_CTL_ADD, fd[1], &in) == 0);
-    struct timespec limit = {20, 0}, short_time = {0, 1000000}, odd = {-1, 0};
+    struct timespec limit = {20, 0}, short_time = {0, 1000000}, no_time = {0, 0}, odd = {-1, 0};
     CHECK(raise(SIGUSR1) == 0 && FAILS(exs_sync_epoll_pwait(epfd, &got, 1, 20000, &none), EINTR) && signals == 1);
     CHECK(raise(SIGUSR1) == 0 && FAILS(exs_sync_epoll_pwait2(epfd, &got, 1, &limit, &none), EINTR) && signals == 2);
     CHECK(raise(SIGUSR1) == 0 && FAILS(exs_sync_ppoll(&one, 1, &limit, &none), EINTR) && signals == 3);
@@ -341,13 +369,129 @@ static void masks(void) {
     FD_SET(fd[1], &set);
     CHECK(raise(SIGUSR1) == 0 && FAILS(exs_sync_pselect(fd[1] + 1, &set, NULL, NULL, &limit, &none), EINTR) && signals == 4);
     CHECK(raise(SIGUSR1) == 0 && exs_sync_ppoll(&one, 1, &short_time, NULL) == 0 && signals == 4);
+    CHECK(FAILS(exs_sync_ppoll(&one, 1, &no_time, &none), EINTR) && signals == 5); /* a look lets it in too */
+    CHECK(exs_sync_ppoll(&one, 1, &no_time, &none) == 0);
+    FD_SET(fd[1], &set);
+    CHECK(raise(SIGUSR1) == 0 && FAILS(exs_sync_pselect(fd[1] + 1, &set, NULL, NULL, &no_time, &none), EINTR) && signals == 6);
+    CHECK(raise(SIGUSR1) == 0);
     CHECK(FAILS(exs_sync_ppoll(&one, 1, &odd, NULL), EINVAL) && FAILS(exs_sync_epoll_pwait2(epfd, &got, 1, &odd, NULL), EINVAL));
     CHECK(exs_sync_send(fd[0], "a", 1, 0) == 1);
     CHECK(exs_sync_ppoll(&one, 1, NULL, NULL) == 1 && exs_sync_epoll_pwait2(epfd, &got, 1, NULL, NULL) == 1);
+    FD_SET(fd[1], &set);
     CHECK(exs_sync_pselect(fd[1] + 1, &set, NULL, NULL, NULL, NULL) == 1 && FD_ISSET(fd[1], &set));
-    CHECK(pthread_sigmask(SIG_UNBLOCK, &blocked, NULL) == 0 && signals == 5);
+    CHECK(pthread_sigmask(SIG_UNBLOCK, &blocked, NULL) == 0 && signals == 7);
     close_both(fd);
     CHECK(exs_sync_close(epfd) == 0);
+}
+
+/* A message that a stream takes only in part is the last one of a call: the rest of it is missing before the next. */
+static void part_of_a_message(void) {
+    static char data[1 << 20];
+    int fd[2];
+    struct iovec pieces[2] = {{data, sizeof data / 2}, {data, sizeof data / 2}}, none = {data, 0};
+    struct mmsghdr out[2];
+    memset(out, 0, sizeof out);
+    out[0].msg_hdr = (struct msghdr){.msg_iov = pieces, .msg_iovlen = 2};
+    out[1].msg_hdr = (struct msghdr){.msg_iov = &none, .msg_iovlen = 1};
+    pair_of(SOCK_STREAM, fd, 0);
+    CHECK(exs_sync_sendmmsg(fd[0], out, 2, MSG_DONTWAIT) == 1);
+    CHECK(out[0].msg_len > 0 && out[0].msg_len < sizeof data);
+    close_both(fd);
+}
+
+/* The thread's state as ps shows it: S, while it waits for an event. */
+static char state_of(pid_t thread) {
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)thread);
+    FILE *stat = fopen(path, "r");
+    if (!stat)
+        return 0;
+    if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
+        state = 0;
+    fclose(stat);
+    return state;
+}
+
+struct sleeper {
+    int fd, epfd, count;
+    _Atomic pid_t thread;
+    struct epoll_event got;
+};
+
+static void *sleeps(void *arg) {
+    struct sleeper *it = arg;
+    struct pollfd one = {.fd = it->fd, .events = POLLIN};
+    it->thread = (pid_t)syscall(SYS_gettid);
+    it->count = it->epfd < 0 ? exs_sync_poll(&one, 1, 20000) : exs_sync_epoll_wait(it->epfd, &it->got, 1, 20000);
+    return NULL;
+}
+
+/* Starts a thread that waits, and returns when it does. */
+static pthread_t asleep(struct sleeper *it) {
+    pthread_t thread;
+    it->thread = 0;
+    CHECK(pthread_create(&thread, NULL, sleeps, it) == 0);
+    while (it->thread == 0 || state_of(it->thread) != 'S')
+        sched_yield();
+    return thread;
+}
+
+static double seconds(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* shutdown(SHUT_RD) ends the waits of other threads. */
+static void a_shutdown_wakes(void) {
+    int fd[2];
+    for (int kind = 0; kind < 3; kind++) {
+        struct epoll_event in = {.events = kind == 1 ? EPOLLIN : EPOLLIN | EPOLLET};
+        double begun = seconds(CLOCK_MONOTONIC);
+        pair_of(SOCK_STREAM, fd, 0);
+        struct sleeper sleeper = {.fd = fd[1], .epfd = kind == 0 ? -1 : exs_sync_epoll_create1(0)};
+        CHECK(kind == 0 || exs_sync_epoll_ctl(sleeper.epfd, EPOLL_CTL_ADD, fd[1], &in) == 0);
+        if (kind == 2) { /* the condition has been reported, and the sleeper does not look at it */
+            CHECK(exs_sync_send(fd[0], "a", 1, 0) == 1);
+            CHECK(exs_sync_epoll_wait(sleeper.epfd, &sleeper.got, 1, 20000) == 1);
+        }
+        pthread_t thread = asleep(&sleeper);
+        CHECK(exs_sync_shutdown(fd[1], SHUT_RD) == 0);
+        CHECK(pthread_join(thread, NULL) == 0 && sleeper.count == 1);
+        CHECK(seconds(CLOCK_MONOTONIC) - begun < 10);
+        CHECK(kind == 0 || exs_sync_close(sleeper.epfd) == 0);
+        close_both(fd);
+    }
+}
+
+/* Waits neither fail nor spin while the process can have no further descriptor. */
+static void without_descriptors(void) {
+    int fd[2], epfd = exs_sync_epoll_create1(0), extra[64], n = 0;
+    struct rlimit before, few;
+    struct epoll_event got, in = {.events = EPOLLIN};
+    pair_of(SOCK_STREAM, fd, 0);
+    struct pollfd end = {.fd = fd[0], .events = 0};
+    CHECK(exs_sync_epoll_ctl(epfd, EPOLL_CTL_ADD, fd[1], &in) == 0);
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    few = (struct rlimit){.rlim_cur = 16, .rlim_max = before.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    while (n < 64 && (extra[n] = dup(epfd)) >= 0)
+        n++;
+    CHECK(n < 64 && errno == EMFILE);
+    double begun = seconds(CLOCK_MONOTONIC), used = seconds(CLOCK_THREAD_CPUTIME_ID);
+    CHECK(exs_sync_epoll_wait(epfd, &got, 1, 200) == 0);
+    CHECK(exs_sync_poll(&end, 1, 200) == 0);
+    CHECK(seconds(CLOCK_MONOTONIC) - begun > 0.399);
+    CHECK(seconds(CLOCK_THREAD_CPUTIME_ID) - used < 0.1);
+    struct sleeper sleeper = {.fd = fd[1], .epfd = epfd};
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, sleeps, &sleeper) == 0 && exs_sync_send(fd[0], "a", 1, 0) == 1);
+    CHECK(pthread_join(thread, NULL) == 0 && sleeper.count == 1);
+    while (n > 0)
+        close(extra[--n]);
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK(exs_sync_close(epfd) == 0);
+    close_both(fd);
 }
 
 int main(void) {
@@ -356,9 +500,13 @@ int main(void) {
     duplicates();
     close_of_a_duplicate();
     vectors_of_messages();
+    part_of_a_message();
     epoll_sets();
+    numbers_that_come_again();
     edges();
     an_edge_for_a_sleeper();
     masks();
+    a_shutdown_wakes();
+    without_descriptors();
     return failures > 99 ? 99 : failures;
 }

@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 use rustix::io::Errno;
 use weft_abi::call::run;
 use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Lmr, Rmr, State};
-use weft_verbs::{RawMemory, RemoteAddr, Sge, Wc, WcOpcode};
+use weft_verbs::{RawMemory, RemoteAddr, Sge, Wc, WcOpcode, WcStatus};
 
 type Fallible<T> = Result<T, Errno>;
 
@@ -339,10 +339,10 @@ exports! {
         let lmr = unsafe { of_mut(lmr) }?;
         // SAFETY: made by `CLmr::new`, and null after this.
         let Region { lmr: region, own } = unsafe { taken(std::mem::replace(&mut lmr.region, null_mut())) }?;
-        let deregistered = region.deregister().map_err(failed);
+        // On an error the device may still use the memory, which then stays.
+        region.deregister().map_err(failed)?;
         // SAFETY: null, or from `calloc`; no region is left of it.
         unsafe { libc::free(own) };
-        deregistered?;
         lmr.addr = null_mut();
         lmr.size = 0;
         Ok(0)
@@ -429,7 +429,12 @@ exports! {
         }
         // SAFETY: the caller's promise.
         let ctx = unsafe { of(ctx) }?;
-        let mut found = vec![Wc::default(); n];
+        // What does not come has this status.
+        let none = Wc {
+            status: WcStatus::GeneralErr,
+            ..Wc::default()
+        };
+        let mut found = vec![none; n];
         let result = ctx.0.await_completions(cq, &mut found);
         for (i, wc) in found.iter().enumerate() {
             // SAFETY: the caller's promise.

@@ -140,7 +140,7 @@ static void refused(void) {
     iw_ctx_t *ctx;
     iw_lmr_t src;
     iw_rmr_t remote;
-    iw_wc_t wc;
+    iw_wc_t two[2] = {{0}};
     pthread_t thread;
     CHECK(FAILS(iw_open("no such host", 0, &listener), EINVAL) || errno != 0);
     CHECK(iw_open("127.0.0.1", 0, &listener) == 0 && pthread_create(&thread, NULL, refuses, listener) == 0);
@@ -151,8 +151,9 @@ static void refused(void) {
     CHECK(post_send_lmr(&src, 0, 3, 0, ctx) >= 0 && iw_wait_recv_adv(&remote, ctx) == 0);
     CHECK(post_write_lmr(&src, 0, &remote, 0, 8, IW_SIGNALED, ctx) >= 0);
     CHECK(post_read_lmr(&src, 0, &remote, 0, 8, IW_SIGNALED, ctx) >= 0);
-    CHECK(FAILS(await_completions(IW_SCQ, 2, (iw_wc_t[2]){{0}}, ctx), EIO) && iw_error()[0] != 0);
-    CHECK(FAILS(await_completions(IW_RCQ, 1, &wc, ctx), EIO) || errno == ENOTCONN);
+    CHECK(FAILS(await_completions(IW_SCQ, 2, two, ctx), EIO) && iw_error()[0] != 0 && two[1].status != 0);
+    two[0].status = 0;
+    CHECK((FAILS(await_completions(IW_RCQ, 1, two, ctx), EIO) || errno == ENOTCONN) && two[0].status != 0);
     CHECK(pthread_join(thread, NULL) == 0 && iw_state(ctx) == IW_INVALID);
     CHECK(iw_ctx_free(ctx) == 0 && iw_lmr_deregister(&src) == 0);
     int port = iw_port(listener);

@@ -56,15 +56,6 @@ pub(super) fn epoll_duplicated(fd: c_int, new: c_int) {
     };
 }
 
-/// The program closes a descriptor that is none of our sockets.
-pub(super) fn forget(fd: c_int) {
-    let mut epolls = state()
-        .epolls
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    epolls.remove(&fd);
-}
-
 /// `exs_sync_epoll_ctl`
 pub unsafe fn epoll_ctl(
     epfd: c_int,
@@ -170,13 +161,18 @@ unsafe fn wait_for_set(
             return Ok(count as c_int);
         }
         // The bell first: it tells of all that changes after this look.
-        let bell = set.bell.wait_at()?;
+        let bell = set.bell.wait_at().ok();
+        let patience = match bell {
+            Some(_) => patience,
+            None => patience.short(),
+        };
         let readable = |fd| pollfd {
             fd,
             events: POLLIN,
             revents: 0,
         };
-        let mut fds = vec![readable(epfd), readable(bell.as_raw_fd())];
+        let bell = bell.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut fds = vec![readable(epfd), readable(bell)];
         let mut ours = vec![None, None];
         for watched in set.watched() {
             fds.push(pollfd {

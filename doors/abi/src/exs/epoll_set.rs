@@ -62,7 +62,8 @@ impl Set {
     ) -> Result<(), Errno> {
         let mut members = self.members();
         members.all.retain(|member| member.entry().is_some());
-        if members.all.iter().any(|member| member.fd == fd) {
+        let is = |member: &Member| member.fd == fd && member.is_of(entry);
+        if members.all.iter().any(is) {
             return Err(Errno::EXIST);
         }
         let member = Member::new(fd, entry, (wanted, data), &self.bell);
@@ -116,7 +117,7 @@ impl Set {
             let Some(entry) = member.entry().filter(|_| !member.disarmed) else {
                 continue;
             };
-            let events = member.told(conditions(&entry));
+            let events = member.told(|| conditions(&entry));
             if events != 0 {
                 member.disarmed = member.wanted & EPOLLONESHOT as u32 != 0;
                 out(events, member.data);
@@ -156,7 +157,7 @@ impl Member {
 
     fn hidden(&self) -> Ready {
         let edge = self.edge.as_ref();
-        edge.map_or(Ready::empty(), |edge| edge.seen())
+        edge.map_or(Ready::empty(), |edge| edge.seen().conditions)
     }
 
     fn watched(&self) -> Option<Watched> {
@@ -169,15 +170,18 @@ impl Member {
         })
     }
 
-    /// The conditions that are reported now.
-    fn told(&self, ready: Ready) -> u32 {
-        if let Some(edge) = &self.edge {
+    /// Which of the conditions are reported now.
+    fn told(&self, conditions: impl FnOnce() -> Ready) -> u32 {
+        // Before the look: what a call ends after this is not hidden.
+        let before = self.edge.as_ref().map(|edge| (edge, edge.seen()));
+        let ready = conditions();
+        if let Some((edge, _)) = before {
             edge.ended(!ready);
         }
         let new = ready & !self.hidden();
         let events = told(new, self.wanted as i16);
         if events != 0
-            && let Some(edge) = &self.edge
+            && let Some((edge, before)) = before
         {
             let mut said = Ready::empty();
             for (bit, condition) in [
@@ -188,8 +192,62 @@ impl Member {
             ] {
                 said.set(condition, events & bit != 0);
             }
-            edge.saw(said);
+            edge.saw(said, before);
         }
         u32::from(events as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use libc::{EPOLLIN, EPOLLOUT};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use weft_exs::{Kind, Socket};
+
+    use super::super::state::state;
+    use super::super::table::Found;
+    use super::*;
+
+    fn set_with(wanted: i32) -> (Set, Arc<Entry>) {
+        let socket = Socket::new(&state().context().unwrap(), false, Kind::Stream);
+        let fd = state()
+            .sockets
+            .insert(socket.unwrap(), false, true)
+            .unwrap();
+        let Ok(Found::Exs(entry)) = state().sockets.find(fd) else {
+            panic!("{fd} is no socket")
+        };
+        let set = Set::default();
+        set.add(fd, &entry, (wanted | EPOLLET) as u32, 0).unwrap();
+        (set, entry)
+    }
+
+    fn report(set: &Set, conditions: impl Fn(&Entry) -> Ready) -> usize {
+        set.report(1, conditions, |_, _| ())
+    }
+
+    #[test]
+    fn a_call_during_a_report_makes_what_follows_new() {
+        let (set, _entry) = set_with(EPOLLOUT);
+        let fills = |entry: &Entry| {
+            // Another thread's send takes the room that was just seen.
+            entry.used(Ready::OUT);
+            Ready::OUT
+        };
+        assert_eq!(report(&set, fills), 1);
+        assert_eq!(report(&set, |_| Ready::OUT), 1, "there is room again");
+        assert_eq!(report(&set, |_| Ready::OUT), 0);
+    }
+
+    #[test]
+    fn the_end_of_a_condition_wakes_who_waits_beside_it() {
+        let (set, _entry) = set_with(EPOLLIN);
+        assert_eq!(report(&set, |_| Ready::IN), 1);
+        let bell = set.bell.wait_at().unwrap();
+        assert_eq!(report(&set, |_| Ready::empty()), 0);
+        let mut fds = [PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(1));
     }
 }

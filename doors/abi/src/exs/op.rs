@@ -41,6 +41,7 @@ pub(super) enum Of {
 
 /// An operation that has not been dequeued.
 pub(super) struct Op {
+    /// The number that the call was made with.
     pub(super) fd: i32,
     pub(super) ahandle: AHandle,
     pub(super) of: Of,
@@ -52,11 +53,11 @@ pub(super) struct Op {
 }
 
 impl Op {
-    pub(super) fn new(entry: &Arc<Entry>, ahandle: AHandle, what: What) -> Op {
+    pub(super) fn new(fd: i32, entry: &Arc<Entry>, ahandle: AHandle, what: What) -> Op {
         let (send, recv) = entry.socket.limits();
         Op {
             limited: [send.is_some(), recv.is_some()],
-            fd: entry.fd,
+            fd,
             ahandle,
             of: Of::Socket(Arc::clone(entry)),
             what,

@@ -314,6 +314,9 @@ unsafe fn stats(entry: &Entry, to: *mut Stats) -> Result<(), Errno> {
 
 /// `exs_sync_fcntl`
 pub unsafe fn plain_fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
+    if matches!(cmd, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        return fcntl_dup(fd, cmd, arg);
+    }
     let Found::Exs(entry) = state().sockets.find(fd)? else {
         // SAFETY: the caller's promise.
         return unsafe { on_system(libc::SYS_fcntl, fd, &[cmd as usize, arg]) };
@@ -324,7 +327,6 @@ pub unsafe fn plain_fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Er
         } else {
             libc::O_RDWR
         }),
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => fcntl_dup(fd, cmd, arg),
         libc::F_SETFL => {
             let nonblock = arg as c_int & libc::O_NONBLOCK != 0;
             entry.set(|s| s.nonblock = nonblock);

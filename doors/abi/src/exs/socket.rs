@@ -160,6 +160,7 @@ fn queue(qh: QHandle) -> Result<Arc<QueueEntry>, Errno> {
 
 /// The arguments common to every send and receive.
 struct Transfer {
+    fd: c_int,
     entry: Arc<Entry>,
     queue: Arc<QueueEntry>,
     ah: AHandle,
@@ -172,6 +173,7 @@ impl Transfer {
     /// `EBADF` and the other errors of [`State::operable`](super::state::State::operable).
     fn new(fd: c_int, qh: QHandle, ah: AHandle) -> Result<Transfer, Errno> {
         Ok(Transfer {
+            fd,
             entry: state().operable(fd)?,
             queue: queue(qh)?,
             ah,
@@ -184,7 +186,7 @@ impl Transfer {
         what: What,
         start: impl FnOnce(&Socket, Sink) -> Result<(), Errno>,
     ) -> Result<c_int, Errno> {
-        let mut op = Op::new(&self.entry, self.ah, what);
+        let mut op = Op::new(self.fd, &self.entry, self.ah, what);
         op.uses = self.uses;
         self.queue
             .start(op, |sink| start(&self.entry.socket, sink))?;
@@ -208,7 +210,7 @@ pub unsafe fn connect(
     let to = unsafe { address::read(addr, len) }?;
     match found {
         Found::Exs(entry) => {
-            queue.start(Op::new(&entry, ah, What::Connect), |sink| {
+            queue.start(Op::new(fd, &entry, ah, What::Connect), |sink| {
                 entry.socket.connect(to, sink)
             })?;
         }
@@ -231,7 +233,9 @@ pub unsafe fn accept(
     let what = What::Accept(Ptr(addr));
     match found {
         Found::Exs(entry) => {
-            queue.start(Op::new(&entry, ah, what), |sink| entry.socket.accept(sink))?;
+            queue.start(Op::new(fd, &entry, ah, what), |sink| {
+                entry.socket.accept(sink)
+            })?;
         }
         Found::System => plain::accept(fd, what, &queue, ah)?,
     }
@@ -409,7 +413,7 @@ pub unsafe fn poll(
     if count == 0 {
         return Err(Errno::INVAL);
     }
-    let mut wanted: SmallVec<[(Arc<Entry>, Ready); 4]> = SmallVec::new();
+    let mut wanted: SmallVec<[(c_int, Arc<Entry>, Ready); 4]> = SmallVec::new();
     for i in 0..count {
         // SAFETY: one of the elements.
         let fd = unsafe { fds.add(i).read() };
@@ -420,10 +424,10 @@ pub unsafe fn poll(
         if ready.is_empty() || events & !(EXS_POLLIN | EXS_POLLOUT) != 0 {
             return Err(Errno::INVAL);
         }
-        wanted.push((state().operable(fd.pfd_fd)?, ready));
+        wanted.push((fd.pfd_fd, state().operable(fd.pfd_fd)?, ready));
     }
-    for (started, (entry, ready)) in wanted.iter().enumerate() {
-        let op = Op::new(entry, ah, What::Poll);
+    for (started, (fd, entry, ready)) in wanted.iter().enumerate() {
+        let op = Op::new(*fd, entry, ah, What::Poll);
         match queue.start(op, |sink| entry.socket.poll(*ready, sink)) {
             Ok(_) => {}
             Err(errno) if started == 0 => return Err(errno),
@@ -457,7 +461,7 @@ pub fn shutdown(
     match queue {
         None => entry.socket.shutdown()?,
         Some(queue) => {
-            queue.start(Op::new(&entry, ah, What::Shutdown), |sink| {
+            queue.start(Op::new(fd, &entry, ah, What::Shutdown), |sink| {
                 entry.socket.shutdown_with(sink)
             })?;
         }
@@ -479,7 +483,7 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
     }
     let closed = state
         .sockets
-        .remove(fd, |entry| start_close(entry, queue.as_deref(), ah))?;
+        .remove(fd, |entry| start_close(fd, entry, queue.as_deref(), ah))?;
     // SAFETY: the program gives up its descriptor with this call.
     let give_up = || unsafe { on_system(libc::SYS_close, fd, &[]) };
     match closed {
@@ -489,8 +493,9 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
         Removed::System => {
             // Outstanding operations hold a duplicate of the descriptor.
             if let Some(entry) = state.closable(fd, queue.is_some())? {
-                start_close(&entry, queue.as_deref(), ah)?;
+                start_close(fd, &entry, queue.as_deref(), ah)?;
             }
+            state.forget_epoll(fd);
             give_up()
         }
     }
@@ -498,13 +503,18 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
 
 /// Starts the close of a socket. A program that exits before it is done waits for sent data to be delivered. Another process may share a kernel
 /// connection, so only our descriptor is closed.
-fn start_close(entry: &Arc<Entry>, queue: Option<&QueueEntry>, ah: AHandle) -> Result<(), Errno> {
+fn start_close(
+    fd: c_int,
+    entry: &Arc<Entry>,
+    queue: Option<&QueueEntry>,
+    ah: AHandle,
+) -> Result<(), Errno> {
     let closing = Box::new(OneClosing::begin(&state().closing));
     let close = |sink| entry.socket.close_guarded(sink, closing);
     match queue {
         None => close(Sink::Nobody),
         Some(queue) => queue
-            .start(Op::new(entry, ah, What::Close), close)
+            .start(Op::new(fd, entry, ah, What::Close), close)
             .map(drop),
     }
 }

@@ -86,6 +86,12 @@ impl State {
         self.sockets.known_plain(fd)
     }
 
+    /// The program closes a descriptor that is none of our sockets, but may be one of epoll.
+    pub(crate) fn forget_epoll(&self, fd: i32) {
+        let mut epolls = self.epolls.lock().unwrap_or_else(PoisonError::into_inner);
+        epolls.remove(&fd);
+    }
+
     /// The operations of deleted queues.
     pub(crate) fn deleted(&self) -> MutexGuard<'_, Vec<Weak<Started>>> {
         self.deleted.lock().unwrap_or_else(PoisonError::into_inner)

@@ -13,7 +13,6 @@ use rustix::io::Errno;
 use weft_exs::{Event, Kind, Memory, Queue, Ready, RecvFlags, Sink, Socket};
 
 use super::closing::{Done, OneClosing};
-use super::epoll::forget;
 use super::event::{enter, received};
 use super::memory::{memory, plain_vector, vector};
 use super::option::{SIOCATMARK, linger_of};
@@ -453,6 +452,19 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flag: c_int) -> Result<ssiz
         // SAFETY: the caller's promise.
         return unsafe { on_system(libc::SYS_sendmsg, fd, &[msg as usize, flag as usize]) };
     };
+    // SAFETY: the caller's promise.
+    unsafe { send_message(&entry, msg, flag) }.map(|(sent, _)| sent)
+}
+
+/// Sends a message. Returns the bytes that were sent, and the bytes that it has.
+///
+/// # Safety
+/// As for `sendmsg`.
+pub(super) unsafe fn send_message(
+    entry: &Arc<Entry>,
+    msg: *const msghdr,
+    flag: c_int,
+) -> Result<(ssize_t, usize), Errno> {
     if msg.is_null() {
         return Err(Errno::FAULT);
     }
@@ -466,7 +478,8 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flag: c_int) -> Result<ssiz
     }
     // SAFETY: the caller's promise, for as long as the call.
     let memory = unsafe { plain_vector(header.msg_iov, header.msg_iovlen) }?;
-    send_memory(&entry, memory, flag)
+    let whole = memory.len();
+    Ok((send_memory(entry, memory, flag)?, whole))
 }
 
 /// `exs_sync_recvmsg`
@@ -549,7 +562,9 @@ pub unsafe fn sendfile(
     let limit = entry.socket.options().send_timeout;
     let event = carry_out(&entry.socket, limit, |sink| {
         entry.socket.send_file_without_limit(pieces, sink)
-    })?;
+    });
+    entry.used(Ready::OUT);
+    let event = event?;
     let after = start.saturating_add(event.bytes as off_t);
     if offset.is_null() {
         let args = [after as usize, libc::SEEK_SET as usize];
@@ -583,6 +598,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<c_int, Errno> {
         entry.read_shut.store(true, Ordering::Release);
         entry.socket.stop_waiting()?;
     }
+    entry.used(Ready::all());
     Ok(0)
 }
 
@@ -627,7 +643,7 @@ pub fn close(fd: c_int) -> Result<c_int, Errno> {
             Ok(0)
         }
         Removed::Inherited | Removed::System => {
-            forget(fd);
+            state.forget_epoll(fd);
             // SAFETY: the program gives up its descriptor with this call.
             unsafe { on_system(libc::SYS_close, fd, &[]) }
         }

@@ -25,6 +25,9 @@ thread_local! {
 /// The bytes of the kernel's signal mask.
 pub(super) const MASK_LEN: usize = 8;
 
+/// How long a wait sleeps when the process can have no more descriptors to wait at.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 /// One of our sockets among the descriptors of a call.
 pub(super) struct Ours {
     pub(super) entry: Arc<Entry>,
@@ -49,6 +52,15 @@ impl Patience {
 
     pub(super) fn is_over(&self) -> bool {
         self.until.is_some_and(|until| until <= Instant::now())
+    }
+
+    /// For a wait that cannot hear of everything: it looks again soon.
+    pub(super) fn short(self) -> Patience {
+        let soon = Instant::now() + LOOK_AGAIN;
+        Patience {
+            until: Some(self.until.map_or(soon, |until| until.min(soon))),
+            ..self
+        }
     }
 
     /// For a check without waiting.
@@ -136,6 +148,10 @@ pub(super) fn wait(
             if let Some(begun) = begun.filter(|_| ready > 0) {
                 SPINS.with(|spins| spins.slept(&begun));
             }
+            if ready == 0 && !patience.mask.is_null() {
+                // As in the kernel, signals that only the mask admits come in also without a wait.
+                return system_poll(&mut [], patience);
+            }
             return Ok(ready);
         }
         if begun.is_none() {
@@ -156,7 +172,7 @@ pub(super) fn wait(
 }
 
 /// Sleeps until a descriptor may be ready.
-fn sleep(fds: &[pollfd], ours: &[Option<Ours>], patience: Patience) -> Result<(), Errno> {
+fn sleep(fds: &[pollfd], ours: &[Option<Ours>], mut patience: Patience) -> Result<(), Errno> {
     let mut all = of_system(fds, ours);
     let mut readable = |fd: BorrowedFd<'_>| {
         all.push(pollfd {
@@ -183,7 +199,11 @@ fn sleep(fds: &[pollfd], ours: &[Option<Ours>], patience: Patience) -> Result<()
             None if !reads || writes => match entry.watch(writes) {
                 Ok(watch) => watch,
                 // It was closed, or has ended: the next check finds that.
-                Err(_) => return Ok(()),
+                Err(Errno::BADF | Errno::NOTCONN) => return Ok(()),
+                Err(_) => {
+                    patience = patience.short();
+                    continue;
+                }
             },
             None => continue,
         };
@@ -231,9 +251,6 @@ pub(super) fn conditions(entry: &Entry) -> Ready {
         return Ready::empty();
     }
     let mut ready = entry.socket.ready();
-    if entry.read_shut.load(Ordering::Acquire) {
-        ready |= Ready::IN;
-    }
     if !entry.has_room() {
         ready.remove(Ready::OUT);
     }

@@ -6,8 +6,10 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+};
 use std::time::Duration;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
@@ -18,8 +20,6 @@ use weft_exs::{Context, InPlace, Memory, Ready, Sink, Socket};
 /// A socket, and the C state that the crate does not keep.
 pub(crate) struct Entry {
     pub(crate) socket: Socket,
-    /// The descriptor that the program uses, or the first of several.
-    pub(crate) fd: i32,
     /// The descriptors that the program has of it; those of kernel sockets are not counted.
     numbers: AtomicUsize,
     /// True for a kernel socket.
@@ -46,9 +46,16 @@ pub(crate) struct Entry {
 
 /// The conditions of a socket that an edge-triggered epoll set has reported. A call that may end a condition makes it new.
 pub(crate) struct Edge {
-    seen: AtomicU32,
+    seen: Mutex<Seen>,
     /// Rung when a condition becomes new: the set's waiting threads do not watch those that are not.
     bell: Arc<Bell>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    pub(crate) conditions: Ready,
+    /// The calls that may have ended conditions.
+    calls: u64,
 }
 
 /// The conditions of `poll`, and of epoll.
@@ -103,30 +110,45 @@ impl Bell {
 impl Edge {
     pub(crate) fn new(bell: Arc<Bell>) -> Edge {
         Edge {
-            seen: AtomicU32::new(0),
+            seen: Mutex::new(Seen {
+                conditions: Ready::empty(),
+                calls: 0,
+            }),
             bell,
         }
     }
 
-    pub(crate) fn seen(&self) -> Ready {
-        Ready::from_bits_truncate(self.seen.load(Ordering::Acquire))
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// These conditions are reported.
-    pub(crate) fn saw(&self, ready: Ready) {
-        self.seen.fetch_or(ready.bits(), Ordering::AcqRel);
+    pub(crate) fn seen(&self) -> Seen {
+        *self.lock()
     }
 
-    /// These conditions have ended, or may have.
-    pub(crate) fn over(&self, ready: Ready) {
-        if self.seen.fetch_and(!ready.bits(), Ordering::AcqRel) & ready.bits() != 0 {
-            self.bell.ring();
+    /// These conditions are reported. They were looked at after `before`: if a call may have ended them since then, they count as new.
+    pub(crate) fn saw(&self, ready: Ready, before: Seen) {
+        let mut seen = self.lock();
+        if seen.calls == before.calls {
+            seen.conditions |= ready;
         }
     }
 
-    /// A waiting thread has found that these conditions are over.
+    /// A call has been made that may have ended these conditions.
+    pub(crate) fn over(&self, ready: Ready) {
+        self.lock().calls += 1;
+        self.ended(ready);
+    }
+
+    /// These conditions have ended, or may have.
     pub(crate) fn ended(&self, ready: Ready) {
-        self.seen.fetch_and(!ready.bits(), Ordering::AcqRel);
+        let mut seen = self.lock();
+        let were = seen.conditions;
+        seen.conditions.remove(ready);
+        drop(seen);
+        if were.intersects(ready) {
+            self.bell.ring();
+        }
     }
 }
 
@@ -177,10 +199,9 @@ impl Entry {
         self.socket.close(sink)
     }
 
-    fn with(socket: Socket, fd: i32, plain: bool, ipv6: bool) -> Entry {
+    fn with(socket: Socket, plain: bool, ipv6: bool) -> Entry {
         Entry {
             socket,
-            fd,
             numbers: AtomicUsize::new(1),
             plain,
             settings: Mutex::new(Settings {
@@ -424,7 +445,7 @@ impl Sockets {
     pub(crate) fn insert(&self, socket: Socket, ipv6: bool, nonblock: bool) -> Result<i32, Errno> {
         let number = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0)?;
         let fd = number.as_raw_fd();
-        let entry = Entry::with(socket, fd, false, ipv6);
+        let entry = Entry::with(socket, false, ipv6);
         entry.set(|s| s.nonblock = nonblock);
         put(
             &mut self.write(),
@@ -565,7 +586,7 @@ impl Sockets {
         }
         let dup = rustix::io::fcntl_dupfd_cloexec(theirs, 0)?;
         let socket = Socket::from_ended_tcp(&context, dup)?;
-        let mut entry = Entry::with(socket, fd, true, false);
+        let mut entry = Entry::with(socket, true, false);
         if let Some(Slot::Plain(_, its, limits)) = slots.get(place(fd)?)
             && *its == inode
         {

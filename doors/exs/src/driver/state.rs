@@ -380,7 +380,9 @@ impl Core {
 
     pub(super) fn readable(&self) -> bool {
         let machine = self.machine.as_ref();
-        self.io.over.is_some() || machine.is_some_and(|m| m.readable() > 0 || m.peer_closed())
+        self.io.over.is_some()
+            || self.io.deaf
+            || machine.is_some_and(|m| m.readable() > 0 || m.peer_closed())
     }
 
     pub(super) fn ready(&self) -> Ready {
