@@ -103,6 +103,6 @@ fn accept(fd: c_int, path: PathBuf, view: &View<'_>, slow: &mut Slow) -> Result<
     let Some(offer) = acceptor.look(borrowed(listener), view)? else {
         return Ok(None);
     };
-    let stream = open_stream(offer.segment, User::Own)?;
+    let stream = open_stream(&offer.segment, User::Own)?;
     made((stream, Role::Responder, offer.bell), fd, None, None)
 }

@@ -219,7 +219,7 @@ fn take(conn: &'static Conn, fd: c_int, ends: &Ends, big: &Big) -> Result<Option
         return Ok(None);
     };
     let guest = count_in(&conn.row, offer.user)?;
-    let stream = open_stream(offer.segment, offer.user)?;
+    let stream = open_stream(&offer.segment, offer.user)?;
     let process = (offer.user == User::Own).then_some(offer.process);
     made((stream, Role::Responder, offer.bell), fd, process, guest)
 }

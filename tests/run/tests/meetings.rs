@@ -4,19 +4,23 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use weft_ring::Role;
 use weft_ring::stream::Stream;
 use weft_run::meet::{self, Ends, Offer, Pending};
-use weft_run_tests::{free_port, have, python, say, switched, weft};
+use weft_run_tests::{free_port, have, library, python, say, switched, weft};
 use weft_sys::process::end_with_us;
 
-use crate::guests::offered_by;
+use crate::guests::{as_user, offered_by};
 use crate::lend::{everybody, let_in, make_offer};
 use crate::lies::connected;
 use crate::users::{USERS, by, can_be_others};
+
+/// Bytes of a ring.
+const RING: u32 = 256 << 10;
 
 /// A connection to a program that echoes it.
 struct Echo {
@@ -80,7 +84,7 @@ impl Echo {
 
     /// Makes an offer, which the victim has to take after so many echoes.
     fn offer(&mut self, wire: &OwnedFd, most: usize) {
-        let (stream, segment) = Stream::create_filled(256 << 10).unwrap();
+        let (stream, segment) = Stream::create_filled(RING).unwrap();
         make_offer(&self.tcp, wire, segment.as_fd());
         self.until(most, |_| stream.has_joined(Role::Responder).then_some(()));
     }
@@ -177,7 +181,7 @@ fn a_connection_that_ends_before_its_offer_is_taken_bars_nobody() {
     };
     let wire = echo.until(40, Echo::let_in);
     // It waits for the next byte, and then closes the connection at once.
-    let (_stream, segment) = Stream::create_filled(256 << 10).unwrap();
+    let (_stream, segment) = Stream::create_filled(RING).unwrap();
     make_offer(&echo.tcp, &wire, segment.as_fd());
     echo.tcp.write_all(b"C").unwrap();
     let port = echo.tcp.peer_addr().unwrap();
@@ -190,6 +194,42 @@ fn a_connection_that_ends_before_its_offer_is_taken_bars_nobody() {
     };
     let wire = echo.until(40, Echo::let_in);
     echo.offer(&wire, 40);
+}
+
+/// Bytes that a file has memory for.
+fn allocated(file: &OwnedFd) -> u64 {
+    File::from(file.try_clone().unwrap())
+        .metadata()
+        .unwrap()
+        .blocks()
+        * 512
+}
+
+/// The connections of such a peer are not counted.
+#[test]
+fn a_peer_that_the_kernel_does_not_show_costs_no_memory_that_is_not_used() {
+    if !can_be_others() {
+        return;
+    }
+    // It is built by root.
+    library();
+    let met = || {
+        // A process in which a thread has changed its user is not shown to that user.
+        let mut echo = Echo::new(None, Role::Responder).unwrap();
+        echo.listen();
+        let made = echo.until(40, Echo::take).segment;
+        let mut echo = Echo::new(None, Role::Initiator).unwrap();
+        let wire = echo.until(40, Echo::let_in);
+        let (stream, taken) = Stream::create(RING).unwrap();
+        make_offer(&echo.tcp, &wire, taken.as_fd());
+        echo.until(40, |_| stream.has_joined(Role::Responder).then_some(()));
+        [made, taken].map(|segment| allocated(&segment))
+    };
+    let allocated = as_user(USERS[0], met);
+    assert!(
+        allocated.iter().all(|&n| n < u64::from(RING)),
+        "{allocated:?}"
+    );
 }
 
 /// Serves files whose `close` by another user waits until this is dropped.
@@ -243,7 +283,7 @@ fn a_file_of_fuse_delays_nothing() {
             0 => make_offer(tcp, wire, fuse.file.as_fd()),
             1 => weft_sys::unix::send_with_fds(wire, b"x", &[fuse.file.as_fd(); 2]).unwrap(),
             _ => {
-                let (_stream, good) = Stream::create_filled(256 << 10).unwrap();
+                let (_stream, good) = Stream::create_filled(RING).unwrap();
                 make_offer(tcp, wire, good.as_fd());
                 let _ = weft_sys::unix::send_with_fds(wire, b"x", &[fuse.file.as_fd()]);
             }
