@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -80,6 +81,21 @@ impl Echo {
     fn take(&mut self) -> Option<Offer> {
         let listener = self.listener.as_ref().unwrap();
         meet::take(listener, &mut self.pending, &self.tcp, &everybody()).unwrap()
+    }
+
+    /// Lets the victim close the connection, and meets it by the next one.
+    fn meets_by_the_next(&mut self) {
+        self.tcp.write_all(b"C").unwrap();
+        let port = self.tcp.peer_addr().unwrap();
+        self.ends = loop {
+            self.tcp = TcpStream::connect(port).unwrap();
+            let ends = Ends::of(&self.tcp).unwrap();
+            if ends.role() == Role::Initiator {
+                break ends;
+            }
+        };
+        let wire = self.until(40, Echo::let_in);
+        self.offer(&wire, 40);
     }
 
     /// Makes an offer, which the victim has to take after so many echoes.
@@ -183,17 +199,51 @@ fn a_connection_that_ends_before_its_offer_is_taken_bars_nobody() {
     // It waits for the next byte, and then closes the connection at once.
     let (_stream, segment) = Stream::create_filled(RING).unwrap();
     make_offer(&echo.tcp, &wire, segment.as_fd());
-    echo.tcp.write_all(b"C").unwrap();
-    let port = echo.tcp.peer_addr().unwrap();
-    echo.ends = loop {
-        echo.tcp = TcpStream::connect(port).unwrap();
-        let ends = Ends::of(&echo.tcp).unwrap();
-        if ends.role() == Role::Initiator {
-            break ends;
-        }
+    echo.meets_by_the_next();
+}
+
+/// Sets the limit of a victim of another user from outside: one that sets its own is left alone by the library.
+fn limit_descriptors(pid: u32, to: u64) {
+    let line = by(USERS[0], &format!("prlimit --pid {pid} --nofile={to}:"));
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    assert!(command.args(words).status().unwrap().success());
+}
+
+#[test]
+fn a_moment_without_free_numbers_bars_nobody() {
+    if !have(&[("prlimit", "util-linux")]) {
+        return;
+    }
+    let Some(mut echo) = Echo::new(Some(USERS[0]), Role::Initiator) else {
+        return;
     };
     let wire = echo.until(40, Echo::let_in);
-    echo.offer(&wire, 40);
+    let (_stream, segment) = Stream::create_filled(RING).unwrap();
+    make_offer(&echo.tcp, &wire, segment.as_fd());
+    let pid = echo.victim.id();
+    let free = (0..).find(|n| !Path::new(&format!("/proc/{pid}/fd/{n}")).exists());
+    limit_descriptors(pid, free.unwrap());
+    // It looks, and gives up.
+    (0..40).for_each(|_| echo.echo(b'x'));
+    limit_descriptors(pid, 1024);
+    echo.meets_by_the_next();
+}
+
+#[test]
+fn a_program_gets_one_descriptor_of_another_user_and_not_as_its_standard_input() {
+    let Some(mut echo) = Echo::new(Some(USERS[0]), Role::Initiator) else {
+        return;
+    };
+    let wire = echo.until(40, Echo::let_in);
+    echo.echo(b'Z');
+    let (one, other) = std::io::pipe().unwrap();
+    weft_sys::unix::send_with_fds(&wire, b"x", &[one.as_fd(), other.as_fd()]).unwrap();
+    (0..40).for_each(|_| echo.echo(b'x'));
+    echo.echo(b'N');
+    let mut line = String::new();
+    echo.said.read_line(&mut line).unwrap();
+    assert_eq!(line, "1 new, 0 of them low, 0 can be closed\n");
 }
 
 /// Bytes that a file has memory for.
