@@ -35,8 +35,6 @@ pub struct Wire<W: Hidden> {
     fd: Option<W>,
     uid: u32,
     user: User,
-    /// The process that has let it in. Its children have the same socket.
-    process: u32,
 }
 
 impl<W: Hidden> Wire<W> {
@@ -45,14 +43,8 @@ impl<W: Hidden> Wire<W> {
         if user != User::Own && !strangers::enter(uid, user) {
             return None;
         }
-        let process = std::process::id();
         let fd = Some(fd);
-        let wire = Wire {
-            fd,
-            uid,
-            user,
-            process,
-        };
+        let wire = Wire { fd, uid, user };
         let fd = wire.fd.as_ref()?;
         // Urgent data stays in its place.
         rustix::net::sockopt::set_socket_oobinline(fd, true).ok()?;
@@ -64,6 +56,11 @@ impl<W: Hidden> Wire<W> {
     /// The descriptor.
     pub fn descriptor(&mut self) -> Option<&mut W> {
         self.fd.as_mut()
+    }
+
+    /// Closes the descriptor alone: another process has the socket, and may go on with it.
+    pub fn leave(mut self) {
+        self.fd = None;
     }
 
     /// The wire as a bell, if nothing but bytes is in it.
@@ -144,10 +141,8 @@ impl<W: Hidden> Drop for Wire<W> {
         if self.user == User::Own {
             return;
         }
-        let kept = self.fd.take().filter(|fd| {
-            // The socket of a parent is left as it is.
-            self.process != std::process::id() || !self.is_quick_to_close(fd)
-        });
+        let kept = self.fd.take();
+        let kept = kept.filter(|fd| !self.is_quick_to_close(fd));
         if kept.is_none() {
             strangers::leave(self.uid);
         }

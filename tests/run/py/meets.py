@@ -1,5 +1,6 @@
 """Echoes each byte of a connection, while its peer tests how the two ends meet. Some bytes do something before: D takes all low numbers of descriptors, F starts a child that
 closes the connection and ends, E and R change the effective user and back, ? says whether the numbers of D are open still.
+K starts a child that closes the connection and ends with standard input, and P leaves the connection to one.
 C closes the connection: as after its end, the next one follows. Z closes standard input, and N says
 which low numbers are new since then, and whether the program can close them."""
 import os
@@ -30,8 +31,11 @@ def closes(fd):
         return False
 
 
+is_child = False
 while True:
     byte = sock.recv(1)
+    if byte == b"" and is_child:
+        os._exit(0)
     if byte in (b"", b"C"):
         sock.close()
         sock, _ = listener.accept()
@@ -45,6 +49,18 @@ while True:
             sock.close()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
+    elif byte in (b"K", b"P"):
+        out, into = os.pipe()
+        is_child = os.fork() == 0
+        if is_child:
+            signal.alarm(60)
+        if is_child == (byte == b"K"):
+            sock.close()
+            os.write(into, b"!")
+            # The test ends this.
+            os.read(0, 1)
+            os._exit(0)
+        os.read(out, 1)
     elif byte == b"E":
         os.seteuid(12345)
     elif byte == b"R":

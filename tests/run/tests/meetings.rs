@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use weft_ring::Role;
 use weft_ring::stream::Stream;
 use weft_run::meet::{self, Ends, Offer, Pending};
@@ -19,6 +20,12 @@ use crate::guests::{as_user, offered_by};
 use crate::lend::{everybody, let_in, make_offer};
 use crate::lies::connected;
 use crate::users::{USERS, by, can_be_others};
+
+/// What the victim is waited for.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
 
 /// Bytes of a ring.
 const RING: u32 = 256 << 10;
@@ -156,6 +163,32 @@ fn a_child_that_closes_the_connection_leaves_the_wire_of_its_parent() {
 }
 
 #[test]
+fn a_child_that_has_closed_the_connection_does_not_hold_its_bell() {
+    let Some(mut echo) = Echo::new(Some(USERS[0]), Role::Initiator) else {
+        return;
+    };
+    let _child_lives = echo.victim.stdin.take();
+    let wire = echo.until(40, Echo::let_in);
+    echo.echo(b'K');
+    echo.offer(&wire, 40);
+    echo.victim.kill().unwrap();
+    let mut end = [PollFd::new(&wire, PollFlags::RDHUP)];
+    assert_eq!(rustix::event::poll(&mut end, Some(&PATIENCE)), Ok(1));
+}
+
+#[test]
+fn a_process_that_leaves_the_connection_to_its_child_leaves_the_wire() {
+    let Some(mut echo) = Echo::new(Some(USERS[0]), Role::Initiator) else {
+        return;
+    };
+    let _parent_lives = echo.victim.stdin.take();
+    let wire = echo.until(40, Echo::let_in);
+    echo.echo(b'P');
+    // Who has let it in has closed the wire.
+    echo.offer(&wire, 40);
+}
+
+#[test]
 fn a_user_that_changes_between_dial_and_offer_dials_again() {
     if !can_be_others() {
         return;
@@ -222,7 +255,7 @@ fn a_moment_without_free_numbers_bars_nobody() {
     let (_stream, segment) = Stream::create_filled(RING).unwrap();
     make_offer(&echo.tcp, &wire, segment.as_fd());
     let pid = echo.victim.id();
-    let free = (0..).find(|n| !Path::new(&format!("/proc/{pid}/fd/{n}")).exists());
+    let free = (0..1024).find(|n| !Path::new(&format!("/proc/{pid}/fd/{n}")).exists());
     limit_descriptors(pid, free.unwrap());
     // It looks, and gives up.
     (0..40).for_each(|_| echo.echo(b'x'));
