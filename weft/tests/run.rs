@@ -200,6 +200,15 @@ fn a_unit_is_as_systemd_shows_it() {
     assert!(text.contains("--with joe"), "{text}");
     let (text, _) = with_units(lib.path(), units.path(), "--service echo --print");
     assert!(text.contains("USER is root, unless"), "{text}");
+    // A dot is part of the name, unless a kind of unit follows.
+    for name in ["php8.2-fpm", "redis@6.2", "redis@6.2.service"] {
+        let whole = format!("{}.service", name.trim_end_matches(".service"));
+        fs::write(units.path().join(&whole), "[Service]\n").unwrap();
+        let words = format!("--service {name} --print");
+        let (text, code) = with_units(lib.path(), units.path(), &words);
+        assert_eq!(code, Some(0), "{text}");
+        assert!(text.contains(&whole), "{text}");
+    }
     for words in [
         "--service no-such-unit-here --print",
         "--service ../echo --print",

@@ -6,7 +6,7 @@
 
 use crate::OpenError;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use weft_sys::memfd::{self, Mapping};
@@ -59,13 +59,13 @@ impl File {
     }
 
     /// The peer's. Its seals, length, magic number, version and ring size are checked, each read once.
-    pub(crate) fn open(kind: &Kind, fd: &OwnedFd) -> Result<File, OpenError> {
-        let len = memfd::check_sealed(fd)?;
+    pub(crate) fn open(kind: &Kind, fd: impl AsFd) -> Result<File, OpenError> {
+        let len = memfd::check_sealed(&fd)?;
         if !(file_len(MIN_RING)..=file_len(MAX_RING)).contains(&len) {
             return Err(OpenError::Size(len));
         }
         let mut file = File {
-            map: Mapping::new(fd, 0, len as usize, true)?,
+            map: Mapping::new(&fd, 0, len as usize, true)?,
             capacity: MIN_RING as usize,
         };
         if file.at(0).load(Relaxed) != kind.magic {

@@ -157,7 +157,7 @@ pub fn has_no_rights(fd: impl AsFd) -> io::Result<bool> {
     let waiting = rustix::io::ioctl_fionread(&fd)?;
     let mut bytes = vec![0; 64 << 10];
     // Also of an empty queue: after this no send is under way that was let in before.
-    let seen = match recv_beside(&fd, &mut bytes, &mut [], libc::MSG_PEEK) {
+    let seen = match recv_beside(&fd, &mut bytes, (&mut [], 0), libc::MSG_PEEK) {
         Ok(seen) if seen.is_cut => return Ok(false),
         Ok(seen) => seen.len,
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
@@ -384,27 +384,54 @@ pub fn recv_with_fds(
 /// `WouldBlock` when nothing has arrived; `InvalidData` when the message does not fit `buf` or came with more
 /// descriptors: those that came are closed.
 pub fn recv(fd: impl AsFd, buf: &mut [u8], max_fds: usize) -> io::Result<Option<Packet>> {
-    match recv_as(fd, buf, max_fds, 0)? {
+    match recv_as(fd, buf, max_fds)? {
         Some(packet) if packet.is_cut => Err(io::ErrorKind::InvalidData.into()),
         packet => Ok(packet),
     }
 }
 
-/// The same, and the message stays: its descriptors are duplicates. A message that is cut is no error, so that its descriptors are the caller's: each `close`
-/// of a file can take long, also that of a duplicate (`flush` of FUSE).
+/// Looks at a message that stays, and duplicates its first descriptor, to a number above 2. A message that is cut is no error, so that its descriptor is the
+/// caller's: each `close` of a file can take long, also that of a duplicate (`flush` of FUSE). The socket's messages say who sent them from then on.
 ///
 /// # Errors
-/// As [`recv`], but `InvalidData`.
-pub fn peek(fd: impl AsFd, buf: &mut [u8], max_fds: usize) -> io::Result<Option<Packet>> {
-    recv_as(fd, buf, max_fds, libc::MSG_PEEK)
+/// `WouldBlock` when nothing has arrived, or no number is free for the descriptor.
+pub fn peek(fd: impl AsFd, buf: &mut [u8]) -> io::Result<Option<Packet>> {
+    let _standard = match taken_standard(&fd) {
+        Err(Errno::MFILE) => return Err(io::ErrorKind::WouldBlock.into()),
+        taken => taken?,
+    };
+    sockopt::set_socket_passcred(&fd, true)?;
+    let pass_pidfd = |on: i32| set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_PASSPIDFD, &on);
+    // Its room, behind that of descriptors, would be theirs.
+    let _ = pass_pidfd(0);
+    // SAFETY: these only compute.
+    let room = unsafe {
+        let sender = libc::CMSG_SPACE(size_of::<libc::ucred>() as u32);
+        sender + libc::CMSG_LEN(size_of::<RawFd>() as u32)
+    };
+    let mut control = vec![0_u64; (room as usize).div_ceil(8)];
+    let got = recv_beside(&fd, buf, (&mut control, room as usize), libc::MSG_PEEK);
+    let _ = pass_pidfd(1);
+    let got = got?;
+    if got.is_cut && got.fds.is_empty() {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    Ok((got.len != 0).then_some(got))
 }
 
-fn recv_as(
-    fd: impl AsFd,
-    buf: &mut [u8],
-    max_fds: usize,
-    how: libc::c_int,
-) -> io::Result<Option<Packet>> {
+/// Duplicates of a descriptor that take those of the numbers 0, 1 and 2 that are free: what came there would be the program's standard input or output.
+fn taken_standard(fd: impl AsFd) -> Result<Vec<OwnedFd>, Errno> {
+    let mut taken = Vec::new();
+    loop {
+        let next = rustix::io::fcntl_dupfd_cloexec(&fd, 0)?;
+        if next.as_raw_fd() > libc::STDERR_FILENO {
+            return Ok(taken);
+        }
+        taken.push(next);
+    }
+}
+
+fn recv_as(fd: impl AsFd, buf: &mut [u8], max_fds: usize) -> io::Result<Option<Packet>> {
     let max_fds = max_fds.min(MAX_FDS);
     let sizes = [
         max_fds * size_of::<RawFd>(),
@@ -414,17 +441,18 @@ fn recv_as(
     // SAFETY: it only computes.
     let room = sizes.map(|size| unsafe { libc::CMSG_SPACE(size as u32) } as usize);
     // Aligned as headers are.
-    let mut control = vec![0_u64; room.iter().sum::<usize>().div_ceil(8)];
-    let got = recv_beside(fd, buf, &mut control, how)?;
+    let room = room.iter().sum::<usize>();
+    let mut control = vec![0_u64; room.div_ceil(8)];
+    let got = recv_beside(fd, buf, (&mut control, room), 0)?;
     let is_cut = got.is_cut || got.fds.len() > max_fds;
     Ok((got.len != 0).then_some(Packet { is_cut, ..got }))
 }
 
-/// What comes beside the message has this room; without any, no descriptor comes.
+/// What comes beside the message has this room, so many bytes of it; without any, no descriptor comes.
 fn recv_beside(
     fd: impl AsFd,
     buf: &mut [u8],
-    control: &mut [u64],
+    (control, room): (&mut [u64], usize),
     how: libc::c_int,
 ) -> io::Result<Packet> {
     let iov = libc::iovec {
@@ -436,7 +464,7 @@ fn recv_beside(
     m.msg_iov = (&raw const iov).cast_mut();
     m.msg_iovlen = 1;
     m.msg_control = control.as_mut_ptr().cast();
-    m.msg_controllen = size_of_val(control) as _;
+    m.msg_controllen = room.min(size_of_val(control)) as _;
     let fd = fd.as_fd().as_raw_fd();
     let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT | how;
     // SAFETY: the message points at buffers that outlive the call, with their lengths.

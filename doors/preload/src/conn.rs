@@ -168,11 +168,17 @@ impl Slow {
         self.dialled.is_some() || !self.pending.is_empty() || by_folder
     }
 
-    /// Closes the descriptors that are needed to find the peer.
-    pub(crate) fn close_wires(&mut self) {
+    /// Closes the descriptors that are needed to find the peer. What other processes that have the socket need stays as it is.
+    pub(crate) fn close_wires(&mut self, has_others: bool) {
         // These close theirs themselves.
-        self.pending.clear();
-        self.meeting = None;
+        let pending = std::mem::take(&mut self.pending);
+        let meeting = self.meeting.take();
+        if has_others {
+            pending.into_iter().for_each(Wire::leave);
+            meeting.into_iter().for_each(Meeting::leave);
+        } else {
+            drop((pending, meeting));
+        }
         self.wires().for_each(|fd| hidden::close(*fd));
         (self.listener, self.wire, self.dialled) = (None, None, None);
     }
@@ -389,12 +395,13 @@ impl Conn {
         self.note(why);
     }
 
-    /// The last descriptor of this process is gone: makes it free for another socket. The descriptors are closed by the caller.
+    /// The last descriptor of this process is gone, and it is counted out: makes it free for another socket. The descriptors are closed by the caller.
     pub(crate) fn recycle(&'static self, big: &Big) {
         self.tell_tcp();
         self.row.put(Word::Closed, 1);
         let mut slow = std::mem::take(self.slow(big));
-        slow.close_wires();
+        let others = self.counter(self.chan_slow(big));
+        slow.close_wires(others.is_some_and(|n| n.load(SeqCst) > 0));
         for mut reg in slow.regs {
             reg.close_own();
         }

@@ -12,7 +12,6 @@ use weft_ring::Role;
 use weft_run::folder::{self, Acceptor, View};
 use weft_run::meet::{Ends, Why};
 use weft_run::peers::User;
-use weft_sys::diag;
 use weft_sys::settings::LOCAL_DIR;
 
 use crate::bell;
@@ -33,7 +32,13 @@ pub(crate) fn folder() -> Option<&'static PathBuf> {
 pub(crate) fn end() {
     if folder().is_some() && !conn::holds_big() {
         let big = conn::big();
-        conn::each(|_, conn| conn.slow(&big).meeting = None);
+        conn::each(|_, conn| {
+            let meeting = conn.slow(&big).meeting.take();
+            match meeting {
+                Some(meeting) if conn.holders(&conn.enter()) > 1 => meeting.leave(),
+                meeting => drop(meeting),
+            }
+        });
     }
 }
 
@@ -80,7 +85,7 @@ fn dial(fd: c_int, path: &Path, view: &View<'_>, slow: &mut Slow) -> Result<Opti
             return Ok(None);
         }
     };
-    if found.may_be_another && !diag::tcp_sharers(borrowed(fd)).is_ok_and(|n| n == 1) {
+    if found.may_be_another {
         return Err(Why::NotConfirmed);
     }
     let (stream, segment) = new_stream(User::Own)?;
@@ -95,7 +100,7 @@ fn accept(fd: c_int, path: PathBuf, view: &View<'_>, slow: &mut Slow) -> Result<
         static SWEEP: Once = Once::new();
         SWEEP.call_once(|| path.parent().into_iter().for_each(folder::sweep));
         let listener = folder::listen(&path)?;
-        let file = SocketFile::new(path);
+        let file = SocketFile(Some(path));
         slow.listener = Some(hidden::hide(listener).ok_or(Why::Descriptors)?);
         slow.meeting = Some(Meeting::Acceptor(file, Acceptor::default()));
         return Ok(None);
@@ -103,6 +108,6 @@ fn accept(fd: c_int, path: PathBuf, view: &View<'_>, slow: &mut Slow) -> Result<
     let Some(offer) = acceptor.look(borrowed(listener), view)? else {
         return Ok(None);
     };
-    let stream = open_stream(offer.segment, User::Own)?;
+    let stream = open_stream(&offer.segment, User::Own)?;
     made((stream, Role::Responder, offer.bell), fd, None, None)
 }

@@ -120,4 +120,8 @@ impl Hidden for Own {
     fn hide(fd: OwnedFd) -> Option<Own> {
         Own::new(fd)
     }
+
+    fn keep(fd: OwnedFd) {
+        table::put(fd.into_raw_fd(), Entry::HIDDEN);
+    }
 }

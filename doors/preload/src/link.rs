@@ -101,8 +101,7 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
     match made {
         Ok(Some(chan)) => {
             conn.note(Why::None);
-            let slow = conn.slow(&big);
-            slow.close_wires();
+            conn.slow(&big).close_wires(false);
             conn.link(chan, &big);
             drop(big);
             join(conn, inside);
@@ -147,7 +146,8 @@ fn meet_user(conn: &Conn, fd: c_int, slow: &mut Slow) -> Result<bool, Why> {
 const LATE_LOOK: u64 = 256;
 
 pub(crate) fn give_up(conn: &'static Conn, why: Why, big: &Big) {
-    conn.slow(big).close_wires();
+    let has_others = conn.holders(&conn.enter()) > 1;
+    conn.slow(big).close_wires(has_others);
     conn.plain(why);
 }
 
@@ -219,7 +219,7 @@ fn take(conn: &'static Conn, fd: c_int, ends: &Ends, big: &Big) -> Result<Option
         return Ok(None);
     };
     let guest = count_in(&conn.row, offer.user)?;
-    let stream = open_stream(offer.segment, offer.user)?;
+    let stream = open_stream(&offer.segment, offer.user)?;
     let process = (offer.user == User::Own).then_some(offer.process);
     made((stream, Role::Responder, offer.bell), fd, process, guest)
 }

@@ -6,15 +6,10 @@ use std::path::PathBuf;
 use weft_run::folder::{Acceptor, Dialled};
 
 use crate::hidden::Own;
-use crate::lock;
-
 #[derive(Debug)]
 pub(crate) enum Meeting {
     Dialler(Own, Dialled),
-    Acceptor(
-        #[expect(dead_code, reason = "it is removed with the meeting")] SocketFile,
-        Acceptor<Own>,
-    ),
+    Acceptor(SocketFile, Acceptor<Own>),
 }
 
 impl Meeting {
@@ -28,6 +23,13 @@ impl Meeting {
         wires.map(|own| &mut own.0)
     }
 
+    /// Another process has the socket, and may go on: the file stays.
+    pub(crate) fn leave(mut self) {
+        if let Meeting::Acceptor(file, _) = &mut self {
+            file.0 = None;
+        }
+    }
+
     /// Whether its next step is due.
     pub(crate) fn is_under_way(&self) -> bool {
         match self {
@@ -39,23 +41,12 @@ impl Meeting {
 
 /// The listening socket's file, which is removed with this.
 #[derive(Debug)]
-pub(crate) struct SocketFile {
-    path: PathBuf,
-    process: u32,
-}
-
-impl SocketFile {
-    pub(crate) fn new(path: PathBuf) -> SocketFile {
-        let process = lock::own();
-        SocketFile { path, process }
-    }
-}
+pub(crate) struct SocketFile(pub(crate) Option<PathBuf>);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // What a child of a fork has is its parent's.
-        if self.process == lock::own() {
-            let _ = std::fs::remove_file(&self.path);
+        if let Some(path) = &self.0 {
+            let _ = std::fs::remove_file(path);
         }
     }
 }

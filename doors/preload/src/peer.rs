@@ -7,6 +7,7 @@ use weft_ring::Role;
 use weft_ring::stream::Stream;
 use weft_run::meet::Why;
 use weft_run::peers::{Guest, User};
+use weft_sys::process;
 
 use crate::bell::channel;
 use crate::chan::Chan;
@@ -17,23 +18,27 @@ const RING_BYTES: u32 = 256 << 10;
 /// A new segment. One for another user has all of its memory, so that neither side can have it charged to the other later.
 pub(crate) fn new_stream(user: User) -> Result<(Stream, OwnedFd), Why> {
     let create = match user {
-        User::Own => Stream::create,
-        User::Unseen | User::Other(_) => Stream::create_filled,
+        // A peer that the kernel does not show is not counted: it gets memory as it uses the ring.
+        User::Own | User::Unseen => Stream::create,
+        User::Other(_) => Stream::create_filled,
     };
     create(RING_BYTES).map_err(|_| Why::System)
 }
 
 /// A peer's segment.
-pub(crate) fn open_stream(segment: OwnedFd, user: User) -> Result<Stream, Why> {
+pub(crate) fn open_stream(segment: &OwnedFd, user: User) -> Result<Stream, Why> {
+    // A process of our number, in another user namespace, may see us as its own user. Then it has not filled the segment.
+    let may_have_holes = user == User::Other(process::uid());
     let open = match user {
-        User::Own => Stream::open,
-        // Whoever sees us as its own user has not filled it.
-        User::Unseen => Stream::open_filling,
-        User::Other(_) => Stream::open_filled,
+        User::Other(_) if !may_have_holes => Stream::open_filled,
+        _ => Stream::open,
     };
     let stream = open(segment).map_err(|_| Why::Broken)?;
     if stream.capacity() != RING_BYTES as usize {
         return Err(Why::Broken);
+    }
+    if may_have_holes {
+        stream.fill(segment).map_err(|_| Why::System)?;
     }
     Ok(stream)
 }

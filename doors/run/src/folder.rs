@@ -5,8 +5,8 @@
 //! in the middle could pass one end's proof on to the other: every process of our user that has the folder is trusted with the streams.
 //!
 //! The end that has called `accept` listens on a Unix socket in the folder, under a [name](name()) that both know; the other one dials it. An address may be
-//! translated on the way: the name has only the address of the end that has called `connect`, which published ports leave as it is. Masquerading changes
-//! that address, and then two connections could have the same one. So a stream that begins with TLS has its name from the random bytes there.
+//! translated on the way: the name has only the address of the end that has called `connect`. Masquerading changes that address, and then two connections
+//! could have the same one. So a stream that begins with TLS has its name from the random bytes there, and one without whose addresses differ does not meet.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -187,8 +187,8 @@ fn is_ours(wire: impl AsFd) -> Result<bool, Why> {
 pub struct Found {
     /// What proves our end to it.
     pub link: Link,
-    /// Its address is not the one that we have called, and nothing in the stream is random: a connection with our address and another peer could be the one that
-    /// it means.
+    /// Its address is not the one that we have called, and nothing in the stream is random: it may mean another connection, which a translation on the way has
+    /// given our address, and which no socket of ours shows.
     pub may_be_another: bool,
 }
 

@@ -14,6 +14,11 @@ pub(crate) const LET_IN: u8 = b'+';
 pub trait Hidden: AsFd + Into<OwnedFd> + Sized {
     /// Hides it. `None`, and it is closed: no number is left.
     fn hide(fd: OwnedFd) -> Option<Self>;
+
+    /// Hides it where it is, and leaves it open: its `close` could wait.
+    fn keep(fd: OwnedFd) {
+        std::mem::forget(fd);
+    }
 }
 
 /// Of a program that knows its own descriptors.
@@ -30,8 +35,6 @@ pub struct Wire<W: Hidden> {
     fd: Option<W>,
     uid: u32,
     user: User,
-    /// The process that has let it in. Its children have the same socket.
-    process: u32,
 }
 
 impl<W: Hidden> Wire<W> {
@@ -40,14 +43,8 @@ impl<W: Hidden> Wire<W> {
         if user != User::Own && !strangers::enter(uid, user) {
             return None;
         }
-        let process = std::process::id();
         let fd = Some(fd);
-        let wire = Wire {
-            fd,
-            uid,
-            user,
-            process,
-        };
+        let wire = Wire { fd, uid, user };
         let fd = wire.fd.as_ref()?;
         // Urgent data stays in its place.
         rustix::net::sockopt::set_socket_oobinline(fd, true).ok()?;
@@ -59,6 +56,11 @@ impl<W: Hidden> Wire<W> {
     /// The descriptor.
     pub fn descriptor(&mut self) -> Option<&mut W> {
         self.fd.as_mut()
+    }
+
+    /// Closes the descriptor alone: another process has the socket, and may go on with it.
+    pub fn leave(mut self) {
+        self.fd = None;
     }
 
     /// The wire as a bell, if nothing but bytes is in it.
@@ -83,7 +85,7 @@ impl<W: Hidden> Wire<W> {
         self.user
     }
 
-    /// Takes what the dialler has sent. `InvalidData`, and it stays, if that brings descriptors of another kind than a segment.
+    /// Takes what the dialler has sent. `InvalidData`, and it stays, if that brings descriptors of another kind than a segment: its user is barred.
     pub(crate) fn receive(&self, bytes: &mut [u8]) -> io::Result<Option<unix::Packet>> {
         // What a barred user has sent is not looked at.
         match &self.fd {
@@ -95,12 +97,13 @@ impl<W: Hidden> Wire<W> {
     }
 
     fn receive_by(&self, fd: &W, bytes: &mut [u8]) -> io::Result<Option<unix::Packet>> {
-        let Some(seen) = unix::peek(fd, bytes, 1)? else {
+        let Some(seen) = unix::peek(fd, bytes)? else {
             return Ok(None);
         };
         if seen.is_cut || !seen.fds.iter().all(is_segment) {
             if self.user != User::Own {
-                std::mem::forget(seen.fds);
+                strangers::bar(self.uid);
+                seen.fds.into_iter().for_each(W::keep);
             }
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -111,9 +114,25 @@ impl<W: Hidden> Wire<W> {
     /// Whether the wire can be closed without delay, after the offer that may wait there.
     fn is_quick_to_close(&self, fd: &W) -> bool {
         const OFFER: usize = 64;
-        let is_barred = strangers::is_barred(self.uid);
-        let takes_offer = || !is_barred && self.receive_by(fd, &mut [0; OFFER]).is_ok();
-        has_no_rights(fd) || takes_offer() && has_no_rights(fd)
+        if has_no_rights(fd) {
+            return true;
+        }
+        if strangers::is_barred(self.uid) {
+            return false;
+        }
+        let offer = self.receive_by(fd, &mut [0; OFFER]);
+        // No number is free: of which kind the descriptor is cannot be known.
+        if offer
+            .as_ref()
+            .is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
+        {
+            return false;
+        }
+        let is_quick = offer.is_ok() && has_no_rights(fd);
+        if !is_quick {
+            strangers::bar(self.uid);
+        }
+        is_quick
     }
 }
 
@@ -122,14 +141,11 @@ impl<W: Hidden> Drop for Wire<W> {
         if self.user == User::Own {
             return;
         }
-        let kept = self.fd.take().filter(|fd| {
-            // The socket of a parent is left as it is.
-            self.process != std::process::id() || !self.is_quick_to_close(fd)
-        });
-        strangers::leave(
-            self.uid,
-            kept.is_some() && self.process == std::process::id(),
-        );
+        let kept = self.fd.take();
+        let kept = kept.filter(|fd| !self.is_quick_to_close(fd));
+        if kept.is_none() {
+            strangers::leave(self.uid);
+        }
         std::mem::forget(kept);
     }
 }
@@ -183,14 +199,21 @@ pub(crate) mod strangers {
         })
     }
 
-    /// One of its wires is gone, or kept for ever.
-    pub(crate) fn leave(uid: u32, is_kept: bool) {
+    /// One of its wires is gone.
+    pub(crate) fn leave(uid: u32) {
         with(|all| {
             for one in all.iter_mut().filter(|one| one.uid == uid) {
-                one.wires = one.wires.saturating_sub(u32::from(!is_kept));
-                one.is_barred |= is_kept;
+                one.wires = one.wires.saturating_sub(1);
             }
             all.retain(|one| one.wires > 0 || one.is_barred);
+        });
+    }
+
+    /// It is met no more. It has a wire.
+    pub(crate) fn bar(uid: u32) {
+        with(|all| {
+            let its = all.iter_mut().filter(|one| one.uid == uid);
+            its.for_each(|one| one.is_barred = true);
         });
     }
 

@@ -190,7 +190,7 @@ fn two_containers_with_a_folder_share_rings() {
 }
 
 #[test]
-fn a_published_port_is_followed() {
+fn a_published_port_is_followed_if_the_stream_begins_as_tls_does() {
     let Some(mut net) = Net::new() else { return };
     let folder = folder();
     let side = through(weft(), folder.path());
@@ -200,8 +200,10 @@ fn a_published_port_is_followed() {
     if !net.translate(&publish) {
         return;
     }
-    let sides = net.echo([&side, &side], (&gate, 9000), "plain", [0, 0]);
+    let sides = net.echo([&side, &side], (&gate, 9000), "tls", [0, 0]);
     all_on_rings(&sides, folder.path());
+    let sides = net.echo([&side, &side], (&gate, 9000), "plain", [0, 0]);
+    assert_eq!(sides.map(|side| switched(&side.text)), [0, 0]);
 }
 
 #[test]

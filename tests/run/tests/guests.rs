@@ -70,7 +70,7 @@ fn slow_to_close() -> (OwnedFd, TcpStream) {
 }
 
 /// Does what as a user, in a thread of its own.
-fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
     let become_it = move || {
         let uid = Uid::from_raw(uid);
         // Of this thread alone.

@@ -4,19 +4,31 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use weft_ring::Role;
 use weft_ring::stream::Stream;
 use weft_run::meet::{self, Ends, Offer, Pending};
-use weft_run_tests::{free_port, have, python, say, switched, weft};
+use weft_run_tests::{free_port, have, library, python, say, switched, weft};
 use weft_sys::process::end_with_us;
 
-use crate::guests::offered_by;
+use crate::guests::{as_user, offered_by};
 use crate::lend::{everybody, let_in, make_offer};
 use crate::lies::connected;
 use crate::users::{USERS, by, can_be_others};
+
+/// What the victim is waited for.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
+
+/// Bytes of a ring.
+const RING: u32 = 256 << 10;
 
 /// A connection to a program that echoes it.
 struct Echo {
@@ -78,9 +90,24 @@ impl Echo {
         meet::take(listener, &mut self.pending, &self.tcp, &everybody()).unwrap()
     }
 
+    /// Lets the victim close the connection, and meets it by the next one.
+    fn meets_by_the_next(&mut self) {
+        self.tcp.write_all(b"C").unwrap();
+        let port = self.tcp.peer_addr().unwrap();
+        self.ends = loop {
+            self.tcp = TcpStream::connect(port).unwrap();
+            let ends = Ends::of(&self.tcp).unwrap();
+            if ends.role() == Role::Initiator {
+                break ends;
+            }
+        };
+        let wire = self.until(40, Echo::let_in);
+        self.offer(&wire, 40);
+    }
+
     /// Makes an offer, which the victim has to take after so many echoes.
     fn offer(&mut self, wire: &OwnedFd, most: usize) {
-        let (stream, segment) = Stream::create_filled(256 << 10).unwrap();
+        let (stream, segment) = Stream::create_filled(RING).unwrap();
         make_offer(&self.tcp, wire, segment.as_fd());
         self.until(most, |_| stream.has_joined(Role::Responder).then_some(()));
     }
@@ -136,6 +163,32 @@ fn a_child_that_closes_the_connection_leaves_the_wire_of_its_parent() {
 }
 
 #[test]
+fn a_child_that_has_closed_the_connection_does_not_hold_its_bell() {
+    let Some(mut echo) = Echo::new(Some(USERS[0]), Role::Initiator) else {
+        return;
+    };
+    let _child_lives = echo.victim.stdin.take();
+    let wire = echo.until(40, Echo::let_in);
+    echo.echo(b'K');
+    echo.offer(&wire, 40);
+    echo.victim.kill().unwrap();
+    let mut end = [PollFd::new(&wire, PollFlags::RDHUP)];
+    assert_eq!(rustix::event::poll(&mut end, Some(&PATIENCE)), Ok(1));
+}
+
+#[test]
+fn a_process_that_leaves_the_connection_to_its_child_leaves_the_wire() {
+    let Some(mut echo) = Echo::new(Some(USERS[0]), Role::Initiator) else {
+        return;
+    };
+    let _parent_lives = echo.victim.stdin.take();
+    let wire = echo.until(40, Echo::let_in);
+    echo.echo(b'P');
+    // Who has let it in has closed the wire.
+    echo.offer(&wire, 40);
+}
+
+#[test]
 fn a_user_that_changes_between_dial_and_offer_dials_again() {
     if !can_be_others() {
         return;
@@ -177,19 +230,89 @@ fn a_connection_that_ends_before_its_offer_is_taken_bars_nobody() {
     };
     let wire = echo.until(40, Echo::let_in);
     // It waits for the next byte, and then closes the connection at once.
-    let (_stream, segment) = Stream::create_filled(256 << 10).unwrap();
+    let (_stream, segment) = Stream::create_filled(RING).unwrap();
     make_offer(&echo.tcp, &wire, segment.as_fd());
-    echo.tcp.write_all(b"C").unwrap();
-    let port = echo.tcp.peer_addr().unwrap();
-    echo.ends = loop {
-        echo.tcp = TcpStream::connect(port).unwrap();
-        let ends = Ends::of(&echo.tcp).unwrap();
-        if ends.role() == Role::Initiator {
-            break ends;
-        }
+    echo.meets_by_the_next();
+}
+
+/// Sets the limit of a victim of another user from outside: one that sets its own is left alone by the library.
+fn limit_descriptors(pid: u32, to: u64) {
+    let line = by(USERS[0], &format!("prlimit --pid {pid} --nofile={to}:"));
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    assert!(command.args(words).status().unwrap().success());
+}
+
+#[test]
+fn a_moment_without_free_numbers_bars_nobody() {
+    if !have(&[("prlimit", "util-linux")]) {
+        return;
+    }
+    let Some(mut echo) = Echo::new(Some(USERS[0]), Role::Initiator) else {
+        return;
     };
     let wire = echo.until(40, Echo::let_in);
-    echo.offer(&wire, 40);
+    let (_stream, segment) = Stream::create_filled(RING).unwrap();
+    make_offer(&echo.tcp, &wire, segment.as_fd());
+    let pid = echo.victim.id();
+    let free = (0..1024).find(|n| !Path::new(&format!("/proc/{pid}/fd/{n}")).exists());
+    limit_descriptors(pid, free.unwrap());
+    // It looks, and gives up.
+    (0..40).for_each(|_| echo.echo(b'x'));
+    limit_descriptors(pid, 1024);
+    echo.meets_by_the_next();
+}
+
+#[test]
+fn a_program_gets_one_descriptor_of_another_user_and_not_as_its_standard_input() {
+    let Some(mut echo) = Echo::new(Some(USERS[0]), Role::Initiator) else {
+        return;
+    };
+    let wire = echo.until(40, Echo::let_in);
+    echo.echo(b'Z');
+    let (one, other) = std::io::pipe().unwrap();
+    weft_sys::unix::send_with_fds(&wire, b"x", &[one.as_fd(), other.as_fd()]).unwrap();
+    (0..40).for_each(|_| echo.echo(b'x'));
+    echo.echo(b'N');
+    let mut line = String::new();
+    echo.said.read_line(&mut line).unwrap();
+    assert_eq!(line, "1 new, 0 of them low, 0 can be closed\n");
+}
+
+/// Bytes that a file has memory for.
+fn allocated(file: &OwnedFd) -> u64 {
+    File::from(file.try_clone().unwrap())
+        .metadata()
+        .unwrap()
+        .blocks()
+        * 512
+}
+
+/// The connections of such a peer are not counted.
+#[test]
+fn a_peer_that_the_kernel_does_not_show_costs_no_memory_that_is_not_used() {
+    if !can_be_others() {
+        return;
+    }
+    // It is built by root.
+    library();
+    let met = || {
+        // A process in which a thread has changed its user is not shown to that user.
+        let mut echo = Echo::new(None, Role::Responder).unwrap();
+        echo.listen();
+        let made = echo.until(40, Echo::take).segment;
+        let mut echo = Echo::new(None, Role::Initiator).unwrap();
+        let wire = echo.until(40, Echo::let_in);
+        let (stream, taken) = Stream::create(RING).unwrap();
+        make_offer(&echo.tcp, &wire, taken.as_fd());
+        echo.until(40, |_| stream.has_joined(Role::Responder).then_some(()));
+        [made, taken].map(|segment| allocated(&segment))
+    };
+    let allocated = as_user(USERS[0], met);
+    assert!(
+        allocated.iter().all(|&n| n < u64::from(RING)),
+        "{allocated:?}"
+    );
 }
 
 /// Serves files whose `close` by another user waits until this is dropped.
@@ -243,7 +366,7 @@ fn a_file_of_fuse_delays_nothing() {
             0 => make_offer(tcp, wire, fuse.file.as_fd()),
             1 => weft_sys::unix::send_with_fds(wire, b"x", &[fuse.file.as_fd(); 2]).unwrap(),
             _ => {
-                let (_stream, good) = Stream::create_filled(256 << 10).unwrap();
+                let (_stream, good) = Stream::create_filled(RING).unwrap();
                 make_offer(tcp, wire, good.as_fd());
                 let _ = weft_sys::unix::send_with_fds(wire, b"x", &[fuse.file.as_fd()]);
             }

@@ -6,15 +6,24 @@ use std::path::Path;
 
 use weft_sys::elf::{self, Kind};
 
-/// The reason why the library has no effect on the program, or may have none.
+/// The reason why the library has no effect on the program, or may have none, if this user runs it.
 pub(crate) fn plain(program: &Path) -> Option<&'static str> {
+    let [uid, gid] = [
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    ];
+    plain_for(program, uid, gid)
+}
+
+/// The same if a user of this number and first group runs it.
+pub(crate) fn plain_for(program: &Path, uid: u32, gid: u32) -> Option<&'static str> {
     let interpreter = elf::open(program).and_then(|file| elf::interpreter(&file, Path::new("")));
     // The kernel takes no other rights from a script.
     let program = interpreter.as_deref().unwrap_or(program);
     if let Ok(about) = fs::metadata(program) {
         let mode = about.permissions().mode();
-        let user = mode & 0o4000 != 0 && about.uid() != rustix::process::geteuid().as_raw();
-        let group = mode & 0o2000 != 0 && about.gid() != rustix::process::getegid().as_raw();
+        let user = mode & 0o4000 != 0 && about.uid() != uid;
+        let group = mode & 0o2000 != 0 && about.gid() != gid;
         if user || group {
             return Some(
                 "it runs with other rights (setuid or setgid), so the loader ignores LD_PRELOAD",
@@ -36,6 +45,25 @@ pub(crate) fn plain(program: &Path) -> Option<&'static str> {
 mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    #[test]
+    fn rights_are_other_rights_for_who_does_not_have_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        fs::copy("/proc/self/exe", &program).unwrap();
+        let about = fs::metadata(&program).unwrap();
+        let (uid, gid) = (about.uid(), about.gid());
+        for (mode, uid, gid, is_told) in [
+            (0o4755, uid, gid, false),
+            (0o4755, uid + 1, gid, true),
+            (0o2755, uid + 1, gid, false),
+            (0o2755, uid, gid + 1, true),
+        ] {
+            fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+            let said = plain_for(&program, uid, gid).unwrap_or_default();
+            assert_eq!(said.contains("setuid"), is_told, "{mode:o} {uid} {gid}");
+        }
+    }
 
     #[test]
     fn scripts_are_what_they_lead_to() {

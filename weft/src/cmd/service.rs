@@ -27,6 +27,20 @@ const PLACES: [&str; 5] = [
     "/lib/systemd/system",
 ];
 
+/// Kinds of units that are no services.
+const OTHERS: [&str; 10] = [
+    "automount",
+    "device",
+    "mount",
+    "path",
+    "scope",
+    "slice",
+    "socket",
+    "swap",
+    "target",
+    "timer",
+];
+
 /// A unit, and the folder with its drop-ins.
 pub(super) struct Service<'a> {
     name: String,
@@ -37,17 +51,18 @@ impl<'a> Service<'a> {
     /// # Errors
     /// A name that is a path.
     pub(super) fn new(name: &str, units: &'a Path) -> Result<Service<'a>, Failure> {
-        let is_whole = Path::new(name).extension().is_some();
-        let name = if is_whole {
-            name.to_owned()
-        } else {
-            format!("{name}.service")
-        };
-        if !name.ends_with(".service") || name.contains('/') || name.starts_with(['.', '-']) {
+        let is_other = OTHERS.iter().any(|kind| {
+            let rest = name.strip_suffix(kind);
+            rest.is_some_and(|rest| rest.ends_with('.'))
+        });
+        if is_other || name.is_empty() || name.contains('/') || name.starts_with(['.', '-']) {
             return Err(Failure::usage(format!(
                 "{name} is not the name of a service"
             )));
         }
+        // A version may have a dot, as that of php8.2-fpm.
+        let whole = name.ends_with(".service");
+        let name = name.to_owned() + if whole { "" } else { ".service" };
         Ok(Service { name, units })
     }
 
@@ -202,10 +217,18 @@ fn about(unit: &Unit, library: &str) -> String {
         let _ = writeln!(text, "  {mark}: {}: {}", one.line, one.effect);
     }
     let program = unit.program().map(Path::new);
-    if let Some(why) = program.and_then(super::plain::plain) {
+    if let Some(why) = program.and_then(|program| plain(program, unit)) {
         let _ = writeln!(text, "  in the way: ExecStart: {why}");
     }
     text
+}
+
+/// Why the library has no effect on the program when the unit's user runs it.
+fn plain(program: &Path, unit: &Unit) -> Option<&'static str> {
+    let of = |key| unit.last(key).filter(|name| !name.is_empty());
+    // Of a user that is not known yet, what holds for root is told.
+    let (uid, gid) = super::users::ids(of("User").unwrap_or("root"), of("Group"))?;
+    super::plain::plain_for(program, uid, gid)
 }
 
 fn ledger_of(pid: u32) -> Option<Ledger> {

@@ -59,6 +59,22 @@ fn user(name: &str) -> Result<u32, Failure> {
     number.ok_or_else(|| Failure::usage(format!("there is no user {name}")))
 }
 
+/// The numbers of a user, and of a group or else its first one. `None`: the system does not know them.
+pub(crate) fn ids(name: &str, group: Option<&str>) -> Option<(u32, u32)> {
+    // Fields 2 and 3 of a user's line are its numbers, and field 2 of a group's line is its number.
+    let find = |database, name| lines(database, Some(name)).ok()?.into_iter().next();
+    let user = find("passwd", name);
+    let known = |at| user.as_ref().and_then(|line| number(line, at));
+    let gid = match group {
+        Some(group) => group
+            .parse()
+            .ok()
+            .or_else(|| number(&find("group", group)?, 2)),
+        None => known(3),
+    };
+    Some((known(2).or_else(|| name.parse().ok())?, gid?))
+}
+
 /// The users of a group: those that it lists, and those whose first group it is.
 fn members(group: &str) -> Result<Vec<u32>, Failure> {
     let found = lines("group", Some(group))?;

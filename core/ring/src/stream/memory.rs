@@ -8,7 +8,7 @@
 use crate::file::{CONTROL, File, Kind};
 use crate::{OpenError, Role};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 pub(super) use std::sync::atomic::{AtomicU64, fence};
 use weft_mem::checked;
 use weft_sys::memfd;
@@ -65,35 +65,32 @@ impl Stream {
     /// As there; `ENOMEM` and `ENOSPC` too if there is not enough.
     pub fn create_filled(ring_bytes: u32) -> io::Result<(Stream, OwnedFd)> {
         let made = Stream::create(ring_bytes)?;
-        memfd::fill(&made.1, made.0.file.map.len() as u64)?;
+        made.0.fill(&made.1)?;
         Ok(made)
     }
 
     /// The peer's. Its seals, length, magic number, version and ring size are checked, each read once.
-    #[expect(clippy::needless_pass_by_value, reason = "of no use once it is mapped")]
-    pub fn open(fd: OwnedFd) -> Result<Stream, OpenError> {
-        File::open(&KIND, &fd).map(Stream::new)
+    pub fn open(fd: impl AsFd) -> Result<Stream, OpenError> {
+        File::open(&KIND, fd).map(Stream::new)
     }
 
     /// As [`Stream::open`], of a file whose memory the peer has allocated.
     ///
     /// # Errors
     /// As there.
-    pub fn open_filled(fd: OwnedFd) -> Result<Stream, OpenError> {
+    pub fn open_filled(fd: impl AsFd) -> Result<Stream, OpenError> {
         // The seals come first: only a memory file has them, and of others even a look can wait.
         memfd::check_sealed(&fd)?;
         memfd::check_filled(&fd)?;
         Stream::open(fd)
     }
 
-    /// As [`Stream::open`], and allocates all of its memory, as [`Stream::create_filled`] does.
+    /// Allocates all of its memory, as [`Stream::create_filled`] does. `fd`: its file.
     ///
     /// # Errors
-    /// As there, and `ENOMEM` and `ENOSPC` if there is not enough.
-    pub fn open_filling(fd: OwnedFd) -> Result<Stream, OpenError> {
-        let stream = File::open(&KIND, &fd).map(Stream::new)?;
-        memfd::fill(fd, stream.file.map.len() as u64)?;
-        Ok(stream)
+    /// `ENOMEM` and `ENOSPC` if there is not enough.
+    pub fn fill(&self, fd: impl AsFd) -> io::Result<()> {
+        memfd::fill(fd, self.file.map.len() as u64)
     }
 
     /// Bytes that each direction's ring holds.
