@@ -15,9 +15,7 @@ use crate::unix::OVERFLOW_UID;
 
 const NLMSG_ERROR: u16 = 2;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLMSG_DONE: u16 = 3;
 const NLM_F_REQUEST: u16 = 1;
-const NLM_F_DUMP: u16 = 0x300;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 const TCP_ESTABLISHED: u8 = 1;
@@ -120,60 +118,6 @@ fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
     let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
     let bytes = bytes.get(..len).filter(|_| from == Some(kernel));
     Ok(bytes.ok_or(io::ErrorKind::InvalidData)?.to_vec())
-}
-
-/// How many established TCP sockets of our network namespace have the address and the port of this one, itself included.
-///
-/// # Errors
-/// As [`tcp_peer_uid`].
-pub fn tcp_sharers(fd: impl AsFd) -> io::Result<usize> {
-    let own = canonical(tcp::local_addr(&fd)?);
-    let nowhere = match own.0 {
-        IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    // Of a list, the kernel compares the own port only. A socket for IPv6 with an IPv4 peer is in the other family's list.
-    let mut count = 0;
-    let mut families = vec![(own.0, nowhere)];
-    if let IpAddr::V4(ip) = own.0 {
-        families.push((ip.to_ipv6_mapped().into(), Ipv6Addr::UNSPECIFIED.into()));
-    }
-    for (ip, nowhere) in families {
-        let mut request = request(IPPROTO_TCP, (ip, own.1), (nowhere, 0))?;
-        request[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-        count += count_listed(&request, own)?;
-    }
-    Ok(count)
-}
-
-/// Counts the sockets with this address in the kernel's list.
-fn count_listed(request: &[u8], own: (IpAddr, u16)) -> io::Result<usize> {
-    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    let (socket, kernel) = send_to_kernel(request)?;
-    let mut count = 0;
-    loop {
-        let mut bytes = [0; 16 << 10];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-        let (_, len, from) = net::recvfrom(&socket, &mut bytes, flags)?;
-        if from.and_then(|from| SocketAddrNetlink::try_from(from).ok()) != Some(kernel) {
-            return Err(invalid());
-        }
-        let mut rest = bytes.get(..len).ok_or_else(invalid)?;
-        while let Some(head) = rest.first_chunk::<4>() {
-            let len = u32::from_ne_bytes(*head) as usize;
-            let one = rest.get(..len).filter(|one| one.len() >= HEADER);
-            let one = one.ok_or_else(invalid)?;
-            match u16::from_ne_bytes([one[4], one[5]]) {
-                NLMSG_DONE => return Ok(count),
-                SOCK_DIAG_BY_FAMILY if len >= ANSWER => {
-                    let found = Message(&one[HEADER..ANSWER]).address(0);
-                    count += usize::from(found == Some(own));
-                }
-                _ => return Err(invalid()),
-            }
-            rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-        }
-    }
 }
 
 /// A UDP socket of this host.
@@ -386,31 +330,6 @@ mod tests {
             let addr = six.local_addr().unwrap().to_string();
             assert_eq!(got("[::1]:9", &addr), Some((us, cookie(&six))));
             assert!(udp_receiver("127.0.0.1:9".parse().unwrap(), addr.parse().unwrap()).is_err());
-        }
-    }
-
-    #[test]
-    fn sockets_with_one_address_are_counted() {
-        for (ip, dial) in [
-            ("127.0.0.1:0", "127.0.0.1"),
-            ("[::]:0", "127.0.0.1"),
-            ("[::1]:0", "::1"),
-        ] {
-            let Ok(listener) = TcpListener::bind(ip) else {
-                continue;
-            };
-            let port = listener.local_addr().unwrap().port();
-            let many: Vec<_> = (0..200)
-                .map(|_| {
-                    (
-                        TcpStream::connect((dial, port)).unwrap(),
-                        listener.accept().unwrap(),
-                    )
-                })
-                .collect();
-            let (dialled, (accepted, _)) = &many[0];
-            assert_eq!(tcp_sharers(dialled).unwrap(), 1, "{ip}");
-            assert_eq!(tcp_sharers(accepted).unwrap(), 200, "{ip}");
         }
     }
 

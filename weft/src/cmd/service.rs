@@ -226,7 +226,7 @@ fn about(unit: &Unit, library: &str) -> String {
 /// Why the library has no effect on the program when the unit's user runs it.
 fn plain(program: &Path, unit: &Unit) -> Option<&'static str> {
     let of = |key| unit.last(key).filter(|name| !name.is_empty());
-    // Of a user that is not known yet, what holds for root is told.
+    // A user that systemd makes later is not known yet, and nothing is told then.
     let (uid, gid) = super::users::ids(of("User").unwrap_or("root"), of("Group"))?;
     super::plain::plain_for(program, uid, gid)
 }
