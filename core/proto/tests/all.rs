@@ -9,5 +9,6 @@ mod requests;
 mod roce;
 mod roce_cm;
 mod roce_rules;
+mod roce_sidr;
 mod startup;
 mod stream;

@@ -10,7 +10,7 @@
 //! * `ext`: calls for layers that drive their queues themselves; programs need none of them.
 //! * `tls_env`: the TLS settings in the environment.
 //! * `ud`: unreliable datagram queue pairs.
-//! * `roce`: connected queue pairs of `RoCE` v2.
+//! * `roce`: queue pairs of `RoCE` v2.
 //! * `sidr`: finding a datagram queue pair by the UDP port on which its program listens.
 //! * `transport`: TCP, TLS, shared memory between processes of one host, and a simulated network with seeded faults.
 //! * `meet`, `neighbours`: the handshake of two processes of one host for shared memory, and the state that a device shares with the other
@@ -62,8 +62,9 @@ pub use pending_dereg::PendingDereg;
 pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use roce::{
     ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceChange, RoceConn, RoceConnect,
-    RoceCounters, RoceEvent, RoceInit, RoceListening, RocePath, RocePort, RoceQp, RoceRequest,
-    RoceSend, roce_mtu,
+    RoceCounters, RoceEvent, RoceInit, RoceListening, RoceLookup, RoceLookupRequest, RocePath,
+    RocePort, RoceQp, RoceRequest, RoceSend, RoceServing, RoceUdCounters, RoceUdInit, RoceUdQp,
+    roce_mtu,
 };
 pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;
@@ -83,4 +84,5 @@ pub use weft_sys::settings;
 pub use weft_sys::tcp::BindOptions;
 pub use weft_tls as tls;
 pub use weft_wire::dgram::Grh;
+pub use weft_wire::roce::PORT as ROCE_PORT;
 pub use xrc::XrcDomain;

@@ -22,7 +22,7 @@ use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source, guarded};
 use crate::lock::lock;
 
-mod known;
+pub(crate) mod known;
 
 use known::{Heard, Key, Known, Sources};
 

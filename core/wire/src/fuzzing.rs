@@ -64,9 +64,12 @@ pub fn roce_packet(data: &[u8]) {
 fn mad(data: &[u8]) {
     if let Some(mad) = roce::cm::Mad::parse(data) {
         assert_eq!(roce::cm::Mad::parse(&mad.emit()), Some(mad));
-        if let roce::cm::Message::Req(req) = mad.message
-            && let Some((header, _)) = roce::cm::IpHeader::parse(req.private_data)
-        {
+        let private_data = match mad.message {
+            roce::cm::Message::Req(req) => req.private_data,
+            roce::cm::Message::SidrReq(req) => req.private_data,
+            _ => return,
+        };
+        if let Some((header, _)) = roce::cm::IpHeader::parse(private_data) {
             let raw = header.emit();
             assert_eq!(roce::cm::IpHeader::parse(&raw), Some((header, &[][..])));
         }

@@ -41,8 +41,8 @@ pub mod header;
 pub mod icrc;
 
 pub use header::{
-    Aeth, AtomicEth, Deth, Header, HeaderError, MAX_HEADER, NakCode, Op, Opcode, Reth, Service,
-    Syndrome, rnr_delay,
+    Aeth, AtomicEth, BTH_LEN, Deth, Header, HeaderError, MAX_HEADER, NakCode, Op, Opcode, Reth,
+    Service, Syndrome, rnr_delay,
 };
 pub use icrc::{ICRC_LEN, Icrc, Route};
 

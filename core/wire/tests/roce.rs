@@ -134,6 +134,64 @@ prop_compose! {
     }
 }
 
+/// A datagram and the two messages that find its queue pair, byte by byte (9.3.1, 12.8).
+#[test]
+fn datagrams_and_their_messages_have_their_bytes() {
+    let seed = |name: &str| {
+        let dir = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../fuzz/corpus/roce_packet/"
+        );
+        std::fs::read(format!("{dir}{name}")).unwrap()
+    };
+    let raw = seed("ud_send_imm");
+    let (header, payload) = Header::parse(&raw).unwrap();
+    assert_eq!(header.opcode, Opcode::ud(Op::SendOnlyImm));
+    assert_eq!(
+        (header.dest_qp, header.immediate, payload),
+        (0xab_cdef, Some(0xcafe), &b"hello"[..])
+    );
+    let deth = Deth {
+        qkey: 0x0123_4567,
+        src_qp: 0x11,
+    };
+    assert_eq!(header.deth, Some(deth));
+    let raw = seed("sidr_request");
+    let (header, payload) = Header::parse(&raw).unwrap();
+    assert_eq!(header.dest_qp, cm::QP);
+    let Some(Mad {
+        transaction: 0x1122_3344_5566_7788,
+        message: Message::SidrReq(req),
+    }) = Mad::parse(payload)
+    else {
+        panic!("another message");
+    };
+    assert_eq!((req.request_id, req.pkey), (0x55, 0xffff));
+    assert_eq!(
+        cm::service(req.service_id),
+        Some((cm::PortSpace::Udp, 7174))
+    );
+    let (addresses, data) = cm::IpHeader::parse(req.private_data).unwrap();
+    assert_eq!(addresses.port, 4711);
+    assert_eq!(addresses.src.to_string(), "192.0.2.1");
+    assert_eq!((data.len(), &data[..8]), (180, &b"question"[..]));
+    let raw = seed("sidr_reply");
+    let (_, payload) = Header::parse(&raw).unwrap();
+    let Some(Mad {
+        message: Message::SidrRep(rep),
+        ..
+    }) = Mad::parse(payload)
+    else {
+        panic!("another message");
+    };
+    assert_eq!((rep.request_id, rep.status), (0x55, 0));
+    assert_eq!((rep.qp, rep.qkey), (0x12_3456, 0x0123_4567));
+    assert_eq!(
+        (rep.private_data.len(), &rep.private_data[..6]),
+        (136, &b"answer"[..])
+    );
+}
+
 fn syndrome() -> impl Strategy<Value = Syndrome> {
     prop_oneof![
         (0..32u8).prop_map(Syndrome::Ack),

@@ -39,6 +39,7 @@
 pub mod cm;
 mod requester;
 mod responder;
+pub mod sidr;
 mod window;
 
 use std::collections::VecDeque;

@@ -20,7 +20,8 @@ use weft_wire::roce::cm::{
 use weft_wire::roce::{DEFAULT_PKEY, Deth, Header, Icrc, MASK_24, Op, Opcode, Route};
 
 use super::port::{Manages, PortInner};
-use super::{MTUS, RocePath, RocePort, RoceQp, RoceSend, peer_addr, roce_mtu};
+use super::sidr::Sidr;
+use super::{MTUS, RocePath, RocePort, RoceQp, RoceSend, peer_addr, roce_mtu, scope_of};
 use crate::device::{Counted, Device};
 use crate::lock::lock;
 use crate::types::Error;
@@ -107,11 +108,18 @@ type OnRequest = Arc<dyn Fn(RoceRequest) + Send + Sync>;
 
 /// The managers' state of a port.
 #[derive(Default)]
-pub(super) struct Manager {
+struct Manager {
     listeners: HashMap<u16, (usize, OnRequest)>,
     connections: HashMap<u32, Connection>,
     /// The connections that peers have asked for, by address and the peer's number.
     asked: HashMap<(IpAddr, u32), u32>,
+}
+
+/// The managers of connections and of datagrams.
+#[derive(Default)]
+struct Managers {
+    connections: Mutex<Manager>,
+    datagrams: Mutex<Sidr>,
 }
 
 /// One connection.
@@ -185,23 +193,32 @@ impl Device {
     /// # Errors
     /// As `bind(2)`: `AddrInUse` if another process, or the kernel's `rxe`, has the port; `Unsupported` on a simulated network; `PermissionDenied` with TLS.
     pub fn bind_roce(&self, ip: IpAddr, scope: u32) -> io::Result<RocePort> {
-        RocePort::bind(&self.0, ip, scope, Box::<Mutex<Manager>>::default())
+        RocePort::bind(&self.0, ip, scope, Box::<Managers>::default())
     }
 }
 
 fn manager(port: &PortInner) -> MutexGuard<'_, Manager> {
     let any: &dyn Any = &*port.manager;
-    let manager: Option<&Mutex<Manager>> = any.downcast_ref();
-    lock(manager.expect("the ports of this module have its manager"))
+    let managers: Option<&Managers> = any.downcast_ref();
+    lock(
+        &managers
+            .expect("the ports of this module have its managers")
+            .connections,
+    )
 }
 
-impl Manages for Mutex<Manager> {
+impl Manages for Managers {
     fn hear(&self, port: &PortInner, from: SocketAddr, payload: &[u8]) {
         port.hear(from, payload);
     }
 
     fn expired(&self, port: &PortInner) {
         port.manager_expired();
+        port.sidr_expired();
+    }
+
+    fn datagrams(&self) -> &dyn Any {
+        &self.datagrams
     }
 }
 
@@ -562,7 +579,7 @@ impl PortInner {
         }
     }
 
-    fn transaction(&self) -> u64 {
+    pub(super) fn transaction(&self) -> u64 {
         u64::from(self.device.random_u32()) << 32 | u64::from(self.device.random_u32())
     }
 
@@ -587,6 +604,9 @@ impl PortInner {
             self.malformed.fetch_add(1, Ordering::Relaxed);
             return;
         };
+        if self.hear_sidr(from, &mad) {
+            return;
+        }
         let now = self.now();
         let mut todo = Todo::default();
         {
@@ -817,7 +837,7 @@ impl PortInner {
     }
 
     /// Lost, it is sent again.
-    fn send_mad(&self, to: SocketAddr, mad: &[u8]) {
+    pub(super) fn send_mad(&self, to: SocketAddr, mad: &[u8]) {
         let header = Header {
             deth: Some(Deth {
                 qkey: cm::QKEY,
@@ -839,13 +859,6 @@ impl PortInner {
         if let Err(error) = self.socket().send(&packet, dst, None) {
             tracing::debug!(%error, %dst, "a message of the connection manager is lost");
         }
-    }
-}
-
-fn scope_of(addr: SocketAddr) -> u32 {
-    match addr {
-        SocketAddr::V4(_) => 0,
-        SocketAddr::V6(addr) => addr.scope_id(),
     }
 }
 

@@ -1,16 +1,20 @@
-//! Connected queue pairs of RoCE v2: InfiniBand's packets in UDP datagrams (the machines are [`weft_proto::roce`], the codecs `weft_wire::roce`).
+//! Queue pairs of RoCE v2: InfiniBand's packets in UDP datagrams (the machines are [`weft_proto::roce`], the codecs `weft_wire::roce`). Datagram queue
+//! pairs are in `ud`, connected ones here.
 //!
 //! A program moves such a queue pair as InfiniBand's `modify_qp` does: [`RoceQp::receive_from`] is the step to RTR, [`RoceQp::send_with`] the one to RTS.
 //! Memory, receive queues and completion queues are those of the device's other queue pairs.
 //!
-//! From the bottom up: `port`, the socket that the queue pairs of one local address share; `tx` and `rx`, the two directions of a queue pair.
-//! One lock for each queue pair, `core`, is held while its packets are made, sent and placed. Locks are taken in the order receiver of the port, `core`,
-//! lists of the port.
+//! From the bottom up: `port`, the socket that the queue pairs of one local address share; `train`, packets that the kernel gets together; `tx` and `rx`,
+//! the two directions of a connected queue pair; `cm` and `sidr`, the connection manager. One lock for each connected queue pair, `core`, is held while
+//! its packets are made, sent and placed. Locks are taken in the order receiver of the port, `core`, lists of the port.
 
 mod cm;
 mod port;
 mod rx;
+mod sidr;
+mod train;
 mod tx;
+mod ud;
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -23,7 +27,9 @@ pub use weft_proto::roce::Change as RoceChange;
 use weft_proto::roce::{Config, Connection, State, Status, supports};
 use weft_sys::udp::path_mtu;
 use weft_wire::rdmap::{OperationError, ProtectionError, TermError};
-use weft_wire::roce::{DEFAULT_PKEY, ICRC_LEN, MASK_24, MAX_HEADER, NakCode, PORT, Service};
+use weft_wire::roce::{
+    DEFAULT_PKEY, Header, ICRC_LEN, MASK_24, MAX_HEADER, NakCode, PORT, Service,
+};
 
 use crate::comp_counters::CompCounters;
 use crate::cq::{Cq, CqInner};
@@ -41,9 +47,11 @@ pub use cm::{
     ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceConn, RoceConnect, RoceEvent,
     RoceListening, RoceRequest,
 };
-use port::PortInner;
 pub use port::RocePort;
-use tx::Train;
+use port::{Arrival, Member, PortInner};
+pub use sidr::{RoceLookup, RoceLookupRequest, RoceServing};
+use train::Train;
+pub use ud::{RoceUdCounters, RoceUdInit, RoceUdQp};
 
 const UDP_LEN: usize = 8;
 /// The path MTUs of InfiniBand.
@@ -302,6 +310,13 @@ fn peer_addr(peer: IpAddr, scope: u32) -> SocketAddr {
     }
 }
 
+fn scope_of(addr: SocketAddr) -> u32 {
+    match addr {
+        SocketAddr::V4(_) => 0,
+        SocketAddr::V6(addr) => addr.scope_id(),
+    }
+}
+
 fn config(service: Service, path: Option<&RocePath>) -> Config {
     Config {
         service,
@@ -390,7 +405,8 @@ impl RoceQp {
         for cq in inner.queues() {
             cq.attach_port(Arc::downgrade(port.inner()) as _);
         }
-        port.inner().add(inner.num, inner);
+        let member = Arc::downgrade(inner);
+        port.inner().add(inner.num, member);
         Ok(())
     }
 
@@ -624,7 +640,7 @@ impl RoceInner {
                         None
                     });
                 }
-                _ if core.live => self.received(&wr, core.spoiled),
+                _ if core.live => self.receive_failed(&wr, core.spoiled),
                 _ => {}
             }
         }
@@ -632,7 +648,7 @@ impl RoceInner {
     }
 
     /// A receive that failed.
-    fn received(&self, wr: &RecvWr, status: WcStatus) {
+    fn receive_failed(&self, wr: &RecvWr, status: WcStatus) {
         self.note(WcOpcode::Recv, status, 0);
         let wc = Wc {
             wr_id: wr.id,
@@ -651,7 +667,7 @@ impl RoceInner {
         };
         for wr in queue.drain() {
             if core.live {
-                self.received(&wr, WcStatus::WrFlushErr);
+                self.receive_failed(&wr, WcStatus::WrFlushErr);
             }
         }
     }
@@ -684,12 +700,45 @@ impl RoceInner {
         }
         if core.alarm.is_none_or(|alarm| at < alarm) {
             core.alarm = Some(at);
-            way.port.set_alarm(at, Arc::downgrade(self));
+            let member: Weak<RoceInner> = Arc::downgrade(self);
+            way.port.set_alarm(at, member);
         }
     }
 
-    /// The time that the port was given has come.
-    fn alarm(self: &Arc<Self>) {
+    /// [`Member::resume`] is called later.
+    fn wait(self: &Arc<Self>, core: &mut Core, for_room: bool) {
+        if let Some(way) = &core.way
+            && !std::mem::replace(&mut core.waits, true)
+        {
+            let member: Weak<RoceInner> = Arc::downgrade(self);
+            way.port.wait(member, for_room);
+        }
+    }
+}
+
+impl Member for RoceInner {
+    fn take(&self, arrival: &Arrival<'_>, header: &Header, payload: &[u8]) {
+        self.received(arrival.route.src, header, payload);
+    }
+
+    fn answer(self: Arc<Self>) {
+        let mut core = self.core.lock();
+        if core.way.is_some() {
+            self.go_on(&mut core);
+        }
+        drop(core);
+        self.call_hooks();
+    }
+
+    fn congested(&self, from: SocketAddr) {
+        let mut core = self.core.lock();
+        let way = core.way.as_ref();
+        if way.is_some_and(|way| way.path.peer == from.ip()) {
+            core.conn.congested();
+        }
+    }
+
+    fn alarm(self: Arc<Self>) {
         let mut core = self.core.lock();
         core.alarm = None;
         if let Some(way) = &core.way {
@@ -701,8 +750,7 @@ impl RoceInner {
         self.call_hooks();
     }
 
-    /// What waited for a look at what has come, or for room in the socket.
-    fn resume(self: &Arc<Self>) {
+    fn resume(self: Arc<Self>) {
         let mut core = self.core.lock();
         core.waits = false;
         if core.way.is_some() {
@@ -710,15 +758,5 @@ impl RoceInner {
         }
         drop(core);
         self.call_hooks();
-    }
-
-    /// As [`RoceInner::resume`] is called later.
-    fn wait(self: &Arc<Self>, core: &mut Core, for_room: bool) {
-        if let Some(way) = &core.way
-            && !std::mem::replace(&mut core.waits, true)
-        {
-            let member: Weak<RoceInner> = Arc::downgrade(self);
-            way.port.wait(member, for_room);
-        }
     }
 }

@@ -21,7 +21,6 @@ use weft_sys::{Event, Interest};
 use weft_wire::roce::cm;
 use weft_wire::roce::{Header, ICRC_LEN, Icrc, PORT, Route};
 
-use super::RoceInner;
 use crate::cq::Port;
 use crate::device::{DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
@@ -34,17 +33,43 @@ const PLACES: usize = 4;
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// The longest packet, or train of them, that there is.
 const ROOM: usize = 1 << 16;
+const UDP_LEN: usize = 8;
 /// System calls of one drive, so that a flood cannot keep a polling thread from its completions.
 const BATCH: usize = 8;
 
+/// A queue pair behind the port.
+pub(super) trait Member: Send + Sync {
+    /// A packet with a right ICRC for it. Nothing is sent.
+    fn take(&self, arrival: &Arrival<'_>, header: &Header, payload: &[u8]);
+    /// All that is here for now has been taken.
+    fn answer(self: Arc<Self>);
+    /// A peer, or a switch on the way from it, has met congestion.
+    fn congested(&self, from: SocketAddr);
+    /// The time given to [`PortInner::set_alarm`] has come.
+    fn alarm(self: Arc<Self>);
+    /// What it has waited for ([`PortInner::wait`]) is there.
+    fn resume(self: Arc<Self>);
+}
+
+/// How a packet has come in.
+pub(super) struct Arrival<'a> {
+    pub(super) port: &'a PortInner,
+    pub(super) route: Route,
+    pub(super) traffic_class: u8,
+    /// Bytes behind the IP header.
+    pub(super) udp_len: usize,
+}
+
 /// Queue pairs that have got packets.
-type Answering = SmallVec<[Arc<RoceInner>; 4]>;
+type Answering = SmallVec<[Arc<dyn Member>; 4]>;
+
+/// The queue pair that was found last, and its number.
+type Last = Option<(u32, Weak<dyn Member>)>;
 
 /// The receiver's state.
 struct Rx {
     batch: RecvBatch,
-    /// The queue pair that was found last.
-    last: Weak<RoceInner>,
+    last: Last,
 }
 
 pub(crate) struct PortInner {
@@ -52,14 +77,14 @@ pub(crate) struct PortInner {
     socket: UdpSocket,
     addr: SocketAddr,
     registration: Registration,
-    members: RwLock<HashMap<u32, Weak<RoceInner>>>,
+    members: RwLock<HashMap<u32, Weak<dyn Member>>>,
     rx: ShortLock<Rx>,
     lease: PortLease,
     /// The socket takes no more.
     blocked: AtomicBool,
     /// Some of `waiting` may go on.
     due: AtomicBool,
-    waiting: Mutex<VecDeque<Weak<RoceInner>>>,
+    waiting: Mutex<VecDeque<Weak<dyn Member>>>,
     alarms: Mutex<Alarms>,
     started: Instant,
     pub(super) malformed: AtomicU64,
@@ -74,7 +99,7 @@ pub(crate) struct PortInner {
 #[derive(Default)]
 struct Alarms {
     of: HashMap<usize, Instant>,
-    due: BTreeMap<(Instant, usize), Weak<RoceInner>>,
+    due: BTreeMap<(Instant, usize), Weak<dyn Member>>,
     manager: Option<Instant>,
     /// The timers that the engine has: they cannot be cancelled. Each further one is earlier than all others.
     timers: BTreeSet<Instant>,
@@ -96,6 +121,19 @@ pub(super) trait Manages: Any + Send + Sync {
     fn hear(&self, port: &PortInner, from: SocketAddr, payload: &[u8]);
     /// The time given to [`PortInner::watch_manager`] has come.
     fn expired(&self, port: &PortInner);
+    /// The state of its part for datagrams.
+    fn datagrams(&self) -> &dyn Any;
+}
+
+/// A group has no connection manager.
+struct Unmanaged;
+
+impl Manages for Unmanaged {
+    fn hear(&self, _port: &PortInner, _from: SocketAddr, _payload: &[u8]) {}
+    fn expired(&self, _port: &PortInner) {}
+    fn datagrams(&self) -> &dyn Any {
+        self
+    }
 }
 
 /// Takes the port out of the engine with the last handle.
@@ -153,24 +191,6 @@ impl RocePort {
         if let Some(owner) = known.and_then(|known| known.downcast().ok()) {
             return Ok(RocePort(owner));
         }
-        let port = RocePort(Arc::new(Owner(PortInner::open(
-            device, ip, scope, manager,
-        )?)));
-        let _ = port.0.0.owner.set(Arc::downgrade(&port.0));
-        ports.retain(|_, owner| owner.strong_count() > 0);
-        let owner = Arc::clone(&port.0) as Arc<dyn Any + Send + Sync>;
-        ports.insert((ip, scope), Arc::downgrade(&owner));
-        Ok(port)
-    }
-}
-
-impl PortInner {
-    fn open(
-        device: &Arc<DeviceInner>,
-        ip: IpAddr,
-        scope: u32,
-        manager: Box<dyn Manages>,
-    ) -> io::Result<Arc<PortInner>> {
         let mut addr = SocketAddr::new(ip, PORT);
         if let SocketAddr::V6(v6) = &mut addr {
             v6.set_scope_id(scope);
@@ -182,6 +202,53 @@ impl PortInner {
         let socket = UdpSocket::bind_with(addr, RECEIVE_BUFFER, options)?;
         // The ICRC covers the IP header.
         socket.forbid_fragments()?;
+        let port = RocePort::on(PortInner::open(device, socket, PLACES, manager)?);
+        ports.retain(|_, owner| owner.strong_count() > 0);
+        let owner = Arc::clone(&port.0) as Arc<dyn Any + Send + Sync>;
+        ports.insert((ip, scope), Arc::downgrade(&owner));
+        Ok(port)
+    }
+
+    /// A port at which packets to a multicast group are heard, on these interfaces: one of its own for each call. Other sockets of the host may have
+    /// the group too, and each of them gets each packet.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::join`].
+    pub(super) fn join(
+        device: &Arc<DeviceInner>,
+        group: SocketAddr,
+        interfaces: &[u32],
+    ) -> io::Result<RocePort> {
+        let socket = UdpSocket::join(group, interfaces, RECEIVE_BUFFER)?;
+        // Groups are many, and their messages few.
+        let port = PortInner::open(device, socket, 1, Box::new(Unmanaged))?;
+        Ok(RocePort::on(port))
+    }
+
+    /// The port of this address, if there is one. A link-local address is one of an interface, `scope`.
+    pub(super) fn known(device: &DeviceInner, ip: IpAddr, scope: u32) -> Option<RocePort> {
+        let scope = match ip {
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => scope,
+            _ => 0,
+        };
+        let owner = lock(&device.roce_ports).get(&(ip, scope))?.upgrade()?;
+        owner.downcast().ok().map(RocePort)
+    }
+
+    fn on(inner: Arc<PortInner>) -> RocePort {
+        let owner = Arc::new(Owner(inner));
+        let _ = owner.0.owner.set(Arc::downgrade(&owner));
+        RocePort(owner)
+    }
+}
+
+impl PortInner {
+    fn open(
+        device: &Arc<DeviceInner>,
+        socket: UdpSocket,
+        places: usize,
+        manager: Box<dyn Manages>,
+    ) -> io::Result<Arc<PortInner>> {
         socket.receive_trains();
         let inner = Arc::new(PortInner {
             device: Arc::clone(device),
@@ -190,8 +257,8 @@ impl PortInner {
             registration: Registration::new(&device.engine),
             members: RwLock::default(),
             rx: ShortLock::new(Rx {
-                batch: RecvBatch::new(PLACES, 0, ROOM),
-                last: Weak::new(),
+                batch: RecvBatch::new(places, 0, ROOM),
+                last: None,
             }),
             lease: PortLease::default(),
             blocked: AtomicBool::new(false),
@@ -229,9 +296,9 @@ impl PortInner {
         self.started + now.saturating_sub(Now::from_secs(1))
     }
 
-    pub(super) fn add(&self, num: u32, member: &Arc<RoceInner>) {
+    pub(super) fn add(&self, num: u32, member: Weak<dyn Member>) {
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
-        members.insert(num, Arc::downgrade(member));
+        members.insert(num, member);
     }
 
     pub(super) fn remove(&self, num: u32) {
@@ -240,10 +307,10 @@ impl PortInner {
     }
 
     /// Look at this queue pair at that time.
-    pub(super) fn set_alarm(&self, at: Instant, member: Weak<RoceInner>) {
+    pub(super) fn set_alarm(&self, at: Instant, member: Weak<dyn Member>) {
         let timer = {
             let mut alarms = lock(&self.alarms);
-            let key = member.as_ptr().addr();
+            let key = member.as_ptr().cast::<()>().addr();
             if let Some(before) = alarms.of.insert(key, at) {
                 alarms.due.remove(&(before, key));
             }
@@ -256,7 +323,7 @@ impl PortInner {
     }
 
     /// This queue pair has something to send, after a look at what has come, or when the socket has room.
-    pub(super) fn wait(&self, member: Weak<RoceInner>, for_room: bool) {
+    pub(super) fn wait(&self, member: Weak<dyn Member>, for_room: bool) {
         lock(&self.waiting).push_back(member);
         if for_room {
             self.blocked.store(true, Ordering::SeqCst);
@@ -370,12 +437,18 @@ impl PortInner {
                 continue;
             };
             let to = train.arrival.to.unwrap_or_else(|| self.addr.ip());
-            let route = Route {
-                src: train.arrival.from,
-                dst: SocketAddr::new(to, PORT),
+            let mut arrival = Arrival {
+                port: self,
+                route: Route {
+                    src: train.arrival.from,
+                    dst: SocketAddr::new(to, PORT),
+                },
+                traffic_class: train.arrival.traffic_class,
+                udp_len: 0,
             };
             for packet in bytes.chunks(train.each.max(1)) {
-                self.take(&route, packet, last, &mut answering);
+                arrival.udp_len = UDP_LEN + packet.len();
+                self.take(&arrival, packet, last, &mut answering);
             }
         }
         // One answer for all that was here of a peer.
@@ -388,9 +461,9 @@ impl PortInner {
     /// One packet.
     fn take(
         &self,
-        route: &Route,
+        arrival: &Arrival<'_>,
         packet: &[u8],
-        last: &mut Weak<RoceInner>,
+        last: &mut Last,
         answering: &mut Answering,
     ) {
         let malformed = || {
@@ -399,6 +472,7 @@ impl PortInner {
         let Some((packet, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else {
             return malformed();
         };
+        let Arrival { route, .. } = arrival;
         let mut crc = Icrc::new(route, 0, packet.len());
         crc.headers(packet);
         if !crc.is_valid(*icrc) {
@@ -423,21 +497,25 @@ impl PortInner {
             self.unknown.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        member.take(route.src, &header, payload);
-        if !answering.iter().any(|other| Arc::ptr_eq(other, &member)) {
+        member.take(arrival, &header, payload);
+        if !answering
+            .iter()
+            .any(|other| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&member)))
+        {
             answering.push(member);
         }
     }
 
-    fn member(&self, num: u32, last: &mut Weak<RoceInner>) -> Option<Arc<RoceInner>> {
-        if let Some(member) = last.upgrade()
-            && member.num == num
+    fn member(&self, num: u32, last: &mut Last) -> Option<Arc<dyn Member>> {
+        if let Some((of, member)) = last
+            && *of == num
+            && let Some(member) = member.upgrade()
         {
             return Some(member);
         }
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let member = members.get(&num)?;
-        last.clone_from(member);
+        *last = Some((num, Weak::clone(member)));
         member.upgrade()
     }
 
@@ -528,6 +606,16 @@ mod tests {
 
     use super::*;
 
+    struct Nobody;
+
+    impl Member for Nobody {
+        fn take(&self, _arrival: &Arrival<'_>, _header: &Header, _payload: &[u8]) {}
+        fn answer(self: Arc<Self>) {}
+        fn congested(&self, _from: SocketAddr) {}
+        fn alarm(self: Arc<Self>) {}
+        fn resume(self: Arc<Self>) {}
+    }
+
     /// A queue pair whose peer is never ready sets a short time and then a long one, again and again: the engine keeps few timers of it.
     #[test]
     fn the_times_of_a_queue_pair_replace_each_other() {
@@ -536,7 +624,7 @@ mod tests {
             if let Some(before) = alarms.of.insert(1, at) {
                 alarms.due.remove(&(before, 1));
             }
-            alarms.due.insert((at, 1), Weak::new());
+            alarms.due.insert((at, 1), Weak::<Nobody>::new());
             alarms.timer();
         };
         let mut now = Instant::now();

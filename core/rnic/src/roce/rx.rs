@@ -1,7 +1,6 @@
 //! The receive side: a packet is checked by the machine, then placed.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use weft_mem::{Access, MemError, PdId, Span};
@@ -34,7 +33,7 @@ impl From<MemError> for Refused {
 
 impl RoceInner {
     /// A packet with a right ICRC for this queue pair. The transmit side runs later.
-    pub(super) fn take(self: &Arc<Self>, from: SocketAddr, header: &Header, payload: &[u8]) {
+    pub(super) fn received(&self, from: SocketAddr, header: &Header, payload: &[u8]) {
         let mut core = self.core.lock();
         let Some(way) = &core.way else {
             return;
@@ -53,28 +52,6 @@ impl RoceInner {
                 core.spoiled = receive;
             }
         }
-    }
-
-    /// The peer, or a switch, has met congestion.
-    pub(super) fn congested(&self, from: SocketAddr) {
-        let mut core = self.core.lock();
-        if core
-            .way
-            .as_ref()
-            .is_some_and(|way| way.path.peer == from.ip())
-        {
-            core.conn.congested();
-        }
-    }
-
-    /// What came is placed: acknowledgements and answers are sent, and what waited for acknowledgements.
-    pub(super) fn answer(self: &Arc<Self>) {
-        let mut core = self.core.lock();
-        if core.way.is_some() {
-            self.go_on(&mut core);
-        }
-        drop(core);
-        self.call_hooks();
     }
 
     fn carry_out(&self, core: &mut Core, rx: Rx, payload: &[u8]) -> Result<(), Refused> {

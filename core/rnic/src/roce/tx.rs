@@ -1,78 +1,20 @@
 //! The transmit side: packets of one size follow each other in a train, which the kernel gets in one system call.
 
-use std::io;
 use std::mem::take;
 use std::sync::Arc;
 
 use weft_mem::{Access, MemError};
 use weft_proto::rdmap::Payload;
-use weft_sys::udp::TRAIN;
-use weft_wire::roce::{ICRC_LEN, Icrc, MAX_HEADER, Route};
+use weft_wire::roce::{ICRC_LEN, MAX_HEADER};
 
+use super::train::Course;
 use super::{Core, RoceInner, Slot, Way, peer_addr};
 use crate::lock::add_alone;
 use crate::qp::{Local, do_local};
 use crate::types::{Sge, WcStatus, sub_list};
 
-/// A train has no more bytes, IP and UDP headers included.
-const TRAIN_BYTES: usize = 60_000;
 /// Trains of one call, so that one queue pair cannot keep the others waiting.
 const TRAINS: u32 = 16;
-
-/// Packets that are made and not sent.
-#[derive(Default)]
-pub(super) struct Train {
-    bytes: Vec<u8>,
-    /// Bytes of each; the last may be shorter.
-    each: usize,
-    /// Where a packet starts that is longer than those before it, or `bytes.len()`.
-    end: usize,
-    /// Nothing may follow.
-    closed: bool,
-}
-
-impl Train {
-    fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
-    /// A packet was appended that starts here.
-    fn appended(&mut self, start: usize) {
-        let len = self.bytes.len() - start;
-        if start == 0 {
-            self.each = len;
-        }
-        self.end = self.bytes.len();
-        if len > self.each {
-            (self.end, self.closed) = (start, true);
-        }
-        self.closed |=
-            len < self.each || self.end / self.each >= TRAIN || self.end + self.each > TRAIN_BYTES;
-    }
-
-    /// So many bytes are gone. A packet that did not belong to the train begins the next one.
-    fn gone(&mut self, taken: usize) {
-        self.bytes.drain(..taken);
-        self.end -= taken;
-        if self.end == 0 {
-            (self.each, self.end) = (self.bytes.len(), self.bytes.len());
-            self.closed = false;
-        }
-    }
-
-    /// Writes the ICRC at the end of each packet. `cut`: the kernel numbers the packets of a train, else all have the identification 0.
-    fn seal(&mut self, route: &Route, cut: bool) {
-        for (at, packet) in self.bytes[..self.end].chunks_mut(self.each).enumerate() {
-            let Some((packet, icrc)) = packet.split_last_chunk_mut::<ICRC_LEN>() else {
-                continue;
-            };
-            let identification = if cut { at as u16 } else { 0 };
-            let mut crc = Icrc::new(route, identification, packet.len());
-            crc.headers(packet);
-            *icrc = crc.finish();
-        }
-    }
-}
 
 /// The result of [`RoceInner::flush`].
 enum Flushed {
@@ -206,35 +148,14 @@ impl RoceInner {
     /// Gives the train to the kernel.
     fn flush(&self, core: &mut Core, way: &Way) -> Flushed {
         let Core { train, .. } = core;
-        let from = way.port.local_addr();
-        let to = peer_addr(way.path.peer, way.path.scope);
-        let route = Route { src: from, dst: to };
-        let (socket, class) = (way.port.socket(), way.path.traffic_class);
-        while train.end > 0 {
-            let several = train.end > train.each;
-            train.seal(&route, several);
-            let mut sent = if several {
-                let bytes = &train.bytes[..train.end];
-                let cut = socket.send_cut(bytes, train.each, to, None, class);
-                cut.map(|cut| if cut { train.end } else { 0 })
-            } else {
-                Ok(0)
-            };
-            if matches!(sent, Ok(0)) {
-                if several {
-                    train.seal(&route, false);
-                }
-                let bytes = &train.bytes[..train.end];
-                sent = socket.send_each(bytes, train.each, to, None, class);
-            }
-            match sent {
-                Ok(taken) => train.gone(taken),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flushed::Full,
-                Err(error) => {
-                    // Lost, as packets may be: the machine sends them again, or gives up.
-                    way.port.report(&error, to, train.each);
-                    train.gone(train.end);
-                }
+        let course = Course {
+            to: peer_addr(way.path.peer, way.path.scope),
+            from: None,
+            traffic_class: way.path.traffic_class,
+        };
+        while train.has_whole() {
+            if train.push(&way.port, &course).is_err() {
+                return Flushed::Full;
             }
             if train.bytes.is_empty() {
                 let spare = take(&mut train.bytes);

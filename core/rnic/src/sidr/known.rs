@@ -1,22 +1,22 @@
 //! The requests that a service remembers, in bounded memory.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::net::{IpAddr, SocketAddr};
 
 /// Answers that are kept for requests that come again.
 const ANSWERS: usize = 1024;
 /// Requests of one address that are heard within a second.
-pub(super) const PER_SECOND: u32 = 512;
+pub(crate) const PER_SECOND: u32 = 512;
 /// The number of addresses that are distinguished for that, roughly.
 const SOURCES: usize = 1024;
 
 /// The requester, and its identifier of the request.
-pub(super) type Key = (SocketAddr, u64);
+pub(crate) type Key = (SocketAddr, u64);
 
 /// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(crate) enum Heard {
     New,
     /// It waits for its answer, or there is no room for it.
     Nothing,
@@ -24,16 +24,16 @@ pub(super) enum Heard {
 }
 
 /// The requests that were received, in bounded memory.
-pub(super) struct Known {
+pub(crate) struct Known<K = Key> {
     backlog: usize,
-    waiting: HashSet<Key>,
-    answers: HashMap<Key, Vec<u8>>,
+    waiting: HashSet<K>,
+    answers: HashMap<K, Vec<u8>>,
     /// The keys of `answers`, oldest first.
-    order: VecDeque<Key>,
+    order: VecDeque<K>,
 }
 
-impl Known {
-    pub(super) fn new(backlog: usize) -> Known {
+impl<K: Copy + Eq + Hash> Known<K> {
+    pub(crate) fn new(backlog: usize) -> Known<K> {
         Known {
             backlog,
             waiting: HashSet::new(),
@@ -42,7 +42,7 @@ impl Known {
         }
     }
 
-    pub(super) fn hear(&mut self, key: Key) -> Heard {
+    pub(crate) fn hear(&mut self, key: K) -> Heard {
         if let Some(answer) = self.answers.get(&key) {
             return Heard::Answered(answer.clone());
         }
@@ -52,7 +52,7 @@ impl Known {
         Heard::New
     }
 
-    pub(super) fn answer(&mut self, key: Key, answer: Vec<u8>) {
+    pub(crate) fn answer(&mut self, key: K, answer: Vec<u8>) {
         self.waiting.remove(&key);
         if self.order.len() >= ANSWERS
             && let Some(oldest) = self.order.pop_front()
@@ -65,14 +65,14 @@ impl Known {
 }
 
 /// How often each address has sent a request in this second. Addresses may share an entry, which a sender cannot choose.
-pub(super) struct Sources {
+pub(crate) struct Sources {
     hash: RandomState,
     /// The second, and how often.
     places: Box<[(u64, u32); SOURCES]>,
 }
 
 impl Sources {
-    pub(super) fn new() -> Sources {
+    pub(crate) fn new() -> Sources {
         Sources {
             hash: RandomState::new(),
             places: Box::new([(0, 0); SOURCES]),
@@ -80,7 +80,7 @@ impl Sources {
     }
 
     /// Whether one more request is accepted.
-    pub(super) fn admit(&mut self, from: IpAddr, second: u64) -> bool {
+    pub(crate) fn admit(&mut self, from: IpAddr, second: u64) -> bool {
         let from = match from.to_canonical() {
             IpAddr::V4(ip) => u64::from(ip.to_bits()),
             // A host that has one IPv6 address has its whole network.

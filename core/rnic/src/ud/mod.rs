@@ -67,7 +67,7 @@ pub const UD_MAX_SEGMENT: u32 = dgram::segment::MAX_PAYLOAD as u32;
 /// The queue pair number that stands for all members of a multicast group (`InfiniBand` 10.5.2).
 pub const UD_GROUP: u32 = dgram::GROUP_QP;
 /// A key with this bit stands for the sending queue pair's own one (InfiniBand 10.2.5).
-const OWN_QKEY: u32 = 1 << 31;
+pub(crate) const OWN_QKEY: u32 = 1 << 31;
 /// No `Q_Key` yet: nothing comes in.
 const NO_QKEY: u64 = u64::MAX;
 
@@ -175,7 +175,7 @@ pub struct UdDest {
 
 impl UdDest {
     /// A multicast group, or all hosts of a subnet.
-    pub(super) fn is_group(&self) -> bool {
+    pub(crate) fn is_group(&self) -> bool {
         self.qp_num == UD_GROUP || self.addr.ip().is_multicast()
     }
 }

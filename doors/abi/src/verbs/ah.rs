@@ -15,6 +15,7 @@ use super::object::{Guard, Kind as _, PerFork, enter, find, kind};
 use super::params::read_param;
 use super::pd::Pd;
 use super::persona;
+use super::roce;
 use super::types::*;
 use super::users::{Held, end};
 use crate::call::{pointer, status, unsupported};
@@ -41,9 +42,12 @@ kind!(Ah as ibv_ah, 0xadd7_e550);
 
 impl Ah {
     /// The destination of the queue pair with this number at the address: the number contains its port (docs/spec/persona.md). A group has its own port.
+    /// On RoCE there is one port.
     fn dest(&self, qp_num: u32, qkey: u32) -> UdDest {
         let port = if self.is_group {
             port_of(self.ip)
+        } else if roce::is_asked() {
+            roce::PORT
         } else {
             (qp_num >> 8) as u16
         };
@@ -93,6 +97,10 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
         return Err(Errno::INVAL);
     }
     let (own, ip, scope, is_group) = way(&attr.grh)?;
+    if roce::is_asked() {
+        // What is sent comes from there.
+        roce::port(&pd.native.device(), own.ip, own.ifindex)?;
+    }
     let body = Ah {
         ip,
         is_group,

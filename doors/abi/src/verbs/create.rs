@@ -165,12 +165,17 @@ fn natives(base: &Base, wanted: &Wanted, init: &mut QpInit) -> Result<Natives, E
     let device = pd.device();
     let persona = base.ctx.which == Which::Persona;
     let mut made = Natives::default();
-    if kind == IBV_QPT_UD {
+    if kind == IBV_QPT_UD && roce::is_asked() {
+        let down = port::of(base.ctx.which).down();
+        let make = |init: &QpInit| Datagrams::on_roce(pd, init, down, wanted.deaf_to_itself);
+        made.ud = Some(Box::new(numbered(init, make)?));
+    } else if kind == IBV_QPT_UD {
         let (number, port) = persona::reserve_datagram(&device)?;
         init.num = Some(number.get());
         made.number = Some(number);
         let down = port::of(base.ctx.which).down();
-        let ud = Datagrams::new(pd, &port, init, down, wanted.deaf_to_itself)?;
+        let ud = Datagrams::new(pd, &port, init, down, wanted.deaf_to_itself);
+        let ud = ud.map_err(super::errno)?;
         made.ud = Some(Box::new(ud));
     } else if persona && roce::is_asked() && matches!(kind, IBV_QPT_RC | IBV_QPT_UC) {
         let make = |init: &QpInit| Roce::new(pd, init, kind == IBV_QPT_UC);

@@ -12,6 +12,7 @@ use super::object::{Turn, enter, turn};
 use super::params::read_param;
 use super::qp::QpObj;
 use super::types::*;
+use super::ud::Datagrams;
 use super::work::{imm, set_flags, sges};
 use crate::call::{run, status};
 
@@ -137,21 +138,26 @@ pub unsafe fn weft_dgram_reset_pair(qp: *mut ibv_qp, ah: *mut ibv_ah, remote_qpn
 /// Replaces the native queue pair of a datagram queue pair in RESET by one with changed parameters.
 ///
 /// # Errors
-/// `EINVAL` for another state or kind, and the errors of creating a queue pair; the queue pair then stays as it was.
+/// `EINVAL` for another state or kind, `EOPNOTSUPP` on RoCE, and the errors of creating a queue pair; the queue pair then stays as it was.
 fn renew(qp: &mut Turn<QpObj>, change: impl FnOnce(&mut UdInit)) -> Result<(), Errno> {
     if !qp.is_datagram() || qp.state() != IBV_QPS_RESET {
         return Err(Errno::INVAL);
     }
     let mut ud = qp.alone(|qp| qp.ud.take()).ok_or(Errno::INVAL)?;
-    let before = ud.init().clone();
-    change(ud.init());
-    ud.end();
-    let mut renewed = ud.renew();
-    if renewed.is_err() {
-        *ud.init() = before;
-        renewed = ud.renew().and(renewed);
-    }
+    let renewed = renew_with(&mut ud, change);
     qp.alone(|qp| qp.ud = Some(ud));
+    renewed
+}
+
+fn renew_with(ud: &mut Datagrams, change: impl FnOnce(&mut UdInit)) -> Result<(), Errno> {
+    let before = ud.init()?.clone();
+    change(ud.init()?);
+    ud.end();
+    let renewed = ud.renew();
+    if renewed.is_err() {
+        *ud.init()? = before;
+        return ud.renew().and(renewed);
+    }
     renewed
 }
 
@@ -191,7 +197,7 @@ pub unsafe fn weft_dgram_post_write_record(qp: *mut ibv_qp, wr: *const weft_dgra
         null::resolve(&mut wr.sges, true);
         // SAFETY: the caller's promise: an address handle.
         let to = unsafe { ah::dest(c.ah, c.remote_qpn, c.remote_qkey) }?;
-        qp.post_datagram(&wr, &to)
+        qp.post_datagram(&wr, &to, false)
     })
 }
 

@@ -203,8 +203,12 @@ impl Wrs {
     fn post_datagrams(&self, qp: &QpObj) -> Result<(), Errno> {
         let dests: Option<Vec<UdDest>> = self.dests.iter().copied().collect();
         let dests = dests.ok_or(Errno::INVAL)?;
-        let mut both = self.requests.iter().zip(&dests);
-        both.try_for_each(|(wr, to)| qp.post_datagram(wr, to))
+        for (at, (wr, to)) in self.requests.iter().zip(&dests).enumerate() {
+            let more = at + 1 < dests.len();
+            qp.post_datagram(wr, to, more)
+                .inspect_err(|_| qp.no_more_datagrams())?;
+        }
+        Ok(())
     }
 }
 

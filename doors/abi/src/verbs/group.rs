@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use weft_sys::udp::is_broadcast;
 use weft_verbs::cm::ip_of;
 
+use super::roce;
+
 /// The upper half of a group's UDP port; the lower is the last byte of its GID.
 const PORT: u16 = 0x5700;
 /// The prefix of an IPv4 group in RoCE's first version. The second version maps the group into IPv6.
@@ -22,6 +24,9 @@ pub(crate) fn group_of(gid: [u8; 16]) -> Option<IpAddr> {
 }
 
 pub(crate) fn port_of(group: IpAddr) -> u16 {
+    if roce::is_asked() {
+        return roce::PORT;
+    }
     let last = match group {
         IpAddr::V4(group) => group.octets()[3],
         IpAddr::V6(group) => group.octets()[15],

@@ -77,7 +77,9 @@ unsafe fn post_one(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
         let to = unsafe { (*c).wr.ud };
         // SAFETY: the program has just put it there.
         let to = unsafe { ah::dest(to.ah, to.remote_qpn, to.remote_qkey) }?;
-        return qp.post_datagram(&wr, &to);
+        // SAFETY: as above.
+        let more = unsafe { !(*c).next.is_null() };
+        return qp.post_datagram(&wr, &to, more);
     }
     qp.post_one(&mut wr)
 }
@@ -145,7 +147,10 @@ pub(crate) unsafe extern "C" fn post_send(
     let to = || unsafe { enter::<QpObj>(qp) };
     let post = |qp: &Visit<QpObj>, at: *mut ibv_send_wr| {
         // SAFETY: the caller's promise.
-        unsafe { post_one(qp, at) }?;
+        if let Err(errno) = unsafe { post_one(qp, at) } {
+            qp.no_more_datagrams();
+            return Err(errno);
+        }
         // SAFETY: as above.
         Ok(unsafe { (*at).next })
     };

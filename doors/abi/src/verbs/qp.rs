@@ -229,19 +229,28 @@ impl QpObj {
         }
     }
 
-    pub(crate) fn post_datagram(&self, wr: &SendWr, to: &UdDest) -> Result<(), Errno> {
+    /// Posts a datagram. With `more` another one follows, or [`QpObj::no_more_datagrams`].
+    pub(crate) fn post_datagram(&self, wr: &SendWr, to: &UdDest, more: bool) -> Result<(), Errno> {
         let ud = self.ud.as_ref().ok_or(Errno::INVAL)?;
         let places = &self.places.send;
         let reclaim = || self.counted_in_silence();
         places.take_or(self.cap.max_send_wr, reclaim, || {
             let state = self.state.load(Ordering::Relaxed);
             if state != IBV_QPS_SQD {
-                return ud.post(state, wr, to);
+                return ud.post(state, wr, to, more);
             }
             // The send queue may be resuming at this moment.
             let _resting = lock(&self.resting);
-            ud.post(self.state.load(Ordering::Relaxed), wr, to)
+            ud.post(self.state.load(Ordering::Relaxed), wr, to, more)
         })
+    }
+
+    /// A list of datagrams has ended early.
+    #[cold]
+    pub(crate) fn no_more_datagrams(&self) {
+        if let Some(ud) = &self.ud {
+            ud.drain();
+        }
     }
 
     #[inline]

@@ -10,13 +10,15 @@ use weft_verbs::{
     RoceSend, SendWr, roce_mtu, settings,
 };
 
-use super::gid::is_link_local;
+pub(crate) use weft_verbs::ROCE_PORT as PORT;
+
+use super::gid::{gids, is_link_local};
 use super::object::{PerFork, lock};
 use super::types::*;
 use super::{os_errno, persona, refused};
 use crate::once::ForkOnce;
 
-/// True if new connected queue pairs of `weft_ib0` speak RoCE.
+/// True if new queue pairs of `weft_ib0` speak RoCE.
 pub(crate) fn is_asked() -> bool {
     static ASKED: ForkOnce<bool> = ForkOnce::new();
     *ASKED.get_or_init(|| settings::IB_WIRE.is("roce") == Ok(true))
@@ -44,15 +46,42 @@ pub(crate) fn active_mtu() -> u32 {
 /// # Errors
 /// As `bind(2)`.
 pub(crate) fn port(device: &Device, ip: IpAddr, scope: u32) -> Result<RocePort, Errno> {
+    bind(device, ip, scope).inspect_err(|errno| refuse(*errno, ip))
+}
+
+/// Those of all addresses of this host that this process has, or can have.
+///
+/// # Errors
+/// As `bind(2)`, if there are none.
+pub(crate) fn all_ports(device: &Device) -> Result<Vec<RocePort>, Errno> {
+    let mut ports = Vec::new();
+    let mut refused = None;
+    for gid in gids()?.into_iter().filter(|gid| !gid.is_empty()) {
+        match bind(device, gid.ip, gid.ifindex) {
+            Ok(port) => ports.push(port),
+            Err(errno) => refused = refused.or(Some((errno, gid.ip))),
+        }
+    }
+    if ports.is_empty() {
+        let (errno, ip) = refused.ok_or(Errno::ADDRNOTAVAIL)?;
+        refuse(errno, ip);
+        return Err(errno);
+    }
+    Ok(ports)
+}
+
+fn refuse(error: Errno, address: IpAddr) {
+    tracing::warn!(
+        %error,
+        %address,
+        "no RoCE on UDP port 4791 of this address: if it is in use, another process of weft or the kernel's rxe has it, and another GID helps"
+    );
+}
+
+fn bind(device: &Device, ip: IpAddr, scope: u32) -> Result<RocePort, Errno> {
     static PORTS: PerFork<Mutex<Vec<RocePort>>> = PerFork::new();
-    let port = device.bind_roce(ip, scope).map_err(|error| {
-        tracing::warn!(
-            %error,
-            address = %ip,
-            "no RoCE on UDP port 4791 of this address: if it is in use, another process of weft or the kernel's rxe has it, and another GID helps"
-        );
-        os_errno(&error)
-    })?;
+    let port = device.bind_roce(ip, scope);
+    let port = port.map_err(|error| os_errno(&error))?;
     let mut ports = lock(PORTS.get());
     if ports
         .iter()

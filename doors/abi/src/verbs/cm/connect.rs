@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::cm::{Bound, ConnParam, ConnectError, Dialed, Incoming};
+use weft_verbs::cm::{Bound, ConnParam, ConnectError, Dialed, Incoming, LookupRequest};
 use weft_verbs::ext::DeviceExt;
-use weft_verbs::{Ender, Qp};
+use weft_verbs::{Ender, Qp, RoceLookupRequest};
 
 use super::datagram;
 use super::device::{self, Nic, datagrams};
@@ -21,6 +21,7 @@ use super::private_data::{self, IB_REJECT, IB_REPLY, IB_REQUEST, UD_REPLY, deliv
 use super::qp;
 use super::request::{Request, Unseen};
 use super::resolve;
+use super::roce_datagram;
 use super::roce_link::RoceLink;
 use super::stages::{Ending, FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::terms::{Retries, Terms};
@@ -330,10 +331,21 @@ impl Core {
                 let listening = port.listen(backlog, &param, on_request);
                 listening.map(Listener::Stream)
             }
-            Port::Datagram(port) => {
-                let on_request = move |request| {
+            Port::Datagram(port) if roce::is_asked() => {
+                let on_request = move |request: RoceLookupRequest| {
                     if let Some(core) = core.upgrade() {
-                        core.asked(request);
+                        let data = request.private_data.clone();
+                        core.asked(data, Request::roce_datagram(request));
+                    }
+                };
+                let made = roce_datagram::serve(&nic, port, backlog, on_request)?;
+                Ok(Listener::RoceDatagram(made))
+            }
+            Port::Datagram(port) => {
+                let on_request = move |request: LookupRequest| {
+                    if let Some(core) = core.upgrade() {
+                        let data = request.private_data().to_vec();
+                        core.asked(data, Request::datagram(request));
                     }
                 };
                 port.serve(backlog, on_request).map(Listener::Datagram)

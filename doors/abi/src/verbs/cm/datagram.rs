@@ -4,21 +4,22 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use weft_verbs::cm::{Found, LookupError, LookupRequest, gid_of};
+use weft_verbs::cm::{Found, LookupError, gid_of};
 
 use super::device::Nic;
-use super::id::{Core, Stage, get};
+use super::id::{Asking, Core, Stage, get};
 use super::link;
 use super::news::{News, Ud};
 use super::port::Port;
 use super::private_data::{self, UD_REPLY, UD_REQUEST, delivered};
 use super::qp;
 use super::request::{Request, Unseen};
+use super::roce_datagram;
 use super::types::{
     RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_UNREACHABLE,
     RDMA_UDP_QKEY, rdma_conn_param,
 };
-use crate::verbs::os_errno;
+use crate::verbs::{os_errno, roce};
 
 /// InfiniBand's code for "no listener" (12.8.2).
 const UNSUPPORTED: i32 = 1;
@@ -48,10 +49,10 @@ unsafe fn said(
 
 impl Core {
     /// A request to a listener has arrived.
-    pub(super) fn asked(self: &Arc<Self>, request: LookupRequest) {
+    pub(super) fn asked(self: &Arc<Self>, private_data: Vec<u8>, request: Request) {
         self.tell(News {
-            private_data: delivered(request.private_data().to_vec(), true, UD_REQUEST),
-            request: Some(Unseen::new(Request::datagram(request))),
+            private_data: delivered(private_data, true, UD_REQUEST),
+            request: Some(Unseen::new(request)),
             ..News::new(RDMA_CM_EVENT_CONNECT_REQUEST)
         });
     }
@@ -69,20 +70,29 @@ impl Core {
         }
         // SAFETY: the caller's promise.
         let (data, _) = unsafe { said(param, preface, UD_REQUEST) }?;
-        let (port, dst) = {
+        let (port, src, dst) = {
             let mut setup = self.setup();
             if !matches!(setup.stage, Stage::Routed) {
                 return Err(Errno::INVAL);
             }
-            let (Some(Port::Datagram(port)), Some(dst)) = (setup.port.take(), setup.dst) else {
+            let (Some(Port::Datagram(port)), Some(src), Some(dst)) =
+                (setup.port.take(), setup.src, setup.dst)
+            else {
                 return Err(Errno::INVAL);
             };
             setup.stage = Stage::Joining;
-            (port, dst)
+            (port, src, dst)
         };
         let core = Arc::clone(self);
-        let lookup = port.look_up(dst, &data, move |outcome| core.told(outcome));
-        let lookup = lookup.map_err(|error| os_errno(&error));
+        let on_answer = move |outcome| core.told(outcome);
+        let lookup = if roce::is_asked() {
+            let lookup = roce_datagram::look_up(nic, port, src.ip(), dst, &data, on_answer);
+            lookup.map(Asking::Roce)
+        } else {
+            let lookup = port.look_up(dst, &data, on_answer);
+            let lookup = lookup.map(Asking::Datagram);
+            lookup.map_err(|error| os_errno(&error))
+        };
         let mut setup = self.setup();
         if !matches!(setup.stage, Stage::Joining) {
             // The answer has arrived already, or the identifier has been destroyed.

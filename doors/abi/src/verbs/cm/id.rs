@@ -27,6 +27,7 @@ use super::link::Link;
 use super::news::{Membership, News};
 use super::port::Port;
 use super::request::Request;
+use super::roce_datagram::{RoceInquiry, RoceServer};
 use super::roce_link::RoceListener;
 use super::terms::Retries;
 use super::types::{rdma_cm_id, rdma_event_channel, rdma_port_space};
@@ -65,7 +66,7 @@ pub(super) enum Stage {
     Requested(Box<Request>),
     Joining,
     /// Datagrams: the peer is asked for its queue pair.
-    Asking(#[allow(dead_code)] Lookup), // asks until it is dropped
+    Asking(#[allow(dead_code)] Asking), // asks until it is dropped
     /// Datagrams: asked and answered.
     Found,
     Joined(Link),
@@ -81,6 +82,13 @@ pub(super) enum Listener {
     Stream(weft_verbs::cm::Listening),
     Datagram(weft_verbs::cm::Serving),
     Roce(RoceListener),
+    RoceDatagram(RoceServer),
+}
+
+#[allow(dead_code)] // until it is dropped
+pub(super) enum Asking {
+    Datagram(Lookup),
+    Roce(RoceInquiry),
 }
 
 #[derive(Default)]

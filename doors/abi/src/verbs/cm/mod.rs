@@ -25,6 +25,7 @@ mod qp;
 mod request;
 mod resolve;
 mod roce;
+mod roce_datagram;
 mod roce_link;
 mod stages;
 mod terms;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use weft_verbs::cm::{ConnParam, Incoming, LookupRequest};
-use weft_verbs::{Qp, RoceConn, RoceConnect, RoceEvent, RoceQp, RoceRequest};
+use weft_verbs::{Qp, RoceConn, RoceConnect, RoceEvent, RoceLookupRequest, RoceQp, RoceRequest};
 
 use super::device::Nic;
 use super::exchange::Remote;
@@ -17,6 +17,7 @@ use crate::verbs::os_errno;
 enum Asker {
     Stream(Incoming),
     Datagram(LookupRequest),
+    RoceDatagram(RoceLookupRequest),
     Roce(RoceRequest),
 }
 
@@ -57,6 +58,16 @@ impl Request {
     pub(super) fn datagram(request: LookupRequest) -> Request {
         Request {
             asker: Asker::Datagram(request),
+            remote: None,
+            depths: (0, 0),
+            terms: None,
+        }
+    }
+
+    /// The same on RoCE.
+    pub(super) fn roce_datagram(request: RoceLookupRequest) -> Request {
+        Request {
+            asker: Asker::RoceDatagram(request),
             remote: None,
             depths: (0, 0),
             terms: None,
@@ -104,6 +115,7 @@ impl Request {
             Asker::Stream(incoming) => (incoming.local_addr(), incoming.peer_addr()),
             Asker::Datagram(request) => (request.local_addr(), request.peer_addr()),
             Asker::Roce(request) => (request.addrs.1, request.addrs.0),
+            Asker::RoceDatagram(request) => (request.addrs.1, request.addrs.0),
         };
         (canonical(ours), canonical(peers))
     }
@@ -113,7 +125,7 @@ impl Request {
             Asker::Stream(incoming) => incoming
                 .accept(qp, param)
                 .map_err(|error| Errno::from_raw_os_error(error.raw_os_error())),
-            Asker::Datagram(_) | Asker::Roce(_) => Err(Errno::INVAL),
+            Asker::Datagram(_) | Asker::RoceDatagram(_) | Asker::Roce(_) => Err(Errno::INVAL),
         }
     }
 
@@ -128,7 +140,7 @@ impl Request {
                 let accepted = request.accept(qp, param, on_event);
                 accepted.map_err(crate::verbs::errno)
             }
-            Asker::Stream(_) | Asker::Datagram(_) => Err(Errno::INVAL),
+            Asker::Stream(_) | Asker::Datagram(_) | Asker::RoceDatagram(_) => Err(Errno::INVAL),
         }
     }
 
@@ -139,6 +151,9 @@ impl Request {
             Asker::Datagram(request) => request
                 .accept(qp_num, qkey, private_data)
                 .map_err(|error| os_errno(&error)),
+            Asker::RoceDatagram(request) => request
+                .accept(qp_num, qkey, private_data)
+                .map_err(crate::verbs::errno),
         }
     }
 
@@ -151,6 +166,10 @@ impl Request {
                 .reject(private_data)
                 .map_err(|error| os_errno(&error)),
             Asker::Roce(request) => {
+                request.reject(private_data);
+                Ok(())
+            }
+            Asker::RoceDatagram(request) => {
                 request.reject(private_data);
                 Ok(())
             }

@@ -1,6 +1,6 @@
 //! Connections of queue pairs that speak RoCE: the messages of InfiniBand's connection manager, by `core/rnic`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,14 +16,13 @@ use super::news::News;
 use super::port::Port;
 use super::private_data::{IB_REJECT, delivered};
 use super::request::{Request, Unseen};
-use super::roce_link::{RoceLink, RoceListener};
+use super::roce_link::{RoceLink, RoceListener, addresses, scope};
 use super::stages::{Ending, FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::terms::Retries;
 use super::types::{
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED,
     RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE,
 };
-use crate::verbs::gid::gids;
 use crate::verbs::object::lock;
 use crate::verbs::roce;
 
@@ -93,13 +92,6 @@ fn wish(param: &ConnParam, retries: Retries) -> RoceConnect {
         ord: narrow(param.ord),
         retry_count: retries.count,
         rnr_retry: retries.rnr,
-    }
-}
-
-fn scope(addr: SocketAddr) -> u32 {
-    match addr {
-        SocketAddr::V4(_) => 0,
-        SocketAddr::V6(addr) => addr.scope_id(),
     }
 }
 
@@ -206,17 +198,9 @@ impl Core {
         bound: Bound,
     ) -> Result<RoceListener, Errno> {
         let addr = bound.local_addr();
-        let all = addr.ip().is_unspecified();
-        let addresses: Vec<(IpAddr, u32)> = if all {
-            let there = gids()?.into_iter().filter(|gid| !gid.is_empty());
-            let ours = there.filter(|gid| gid.ip.is_ipv4() || addr.is_ipv6());
-            ours.map(|gid| (gid.ip, gid.ifindex)).collect()
-        } else {
-            vec![(addr.ip(), scope(addr))]
-        };
         let mut listening = Vec::new();
         let mut refused = Errno::ADDRNOTAVAIL;
-        for (ip, scope) in addresses {
+        for (ip, scope) in addresses(addr)? {
             let made = roce::port(&nic.native, ip, scope).and_then(|port| {
                 let (core, nic) = (Arc::downgrade(self), nic.clone());
                 let on_request = move |request| {

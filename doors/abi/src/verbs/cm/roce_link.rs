@@ -1,11 +1,13 @@
 //! The ends of connections of RoCE that an identifier holds.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use weft_verbs::cm::Bound;
 use weft_verbs::{RoceConn, RoceListening, RoceQp};
 
+use crate::verbs::gid::gids;
 use crate::verbs::object::{Name, lock};
 use crate::verbs::qp::QpObj;
 
@@ -20,6 +22,27 @@ pub(super) struct RoceLink {
 pub(super) struct RoceListener {
     pub(super) _bound: Bound,
     pub(super) _listening: Vec<RoceListening>,
+}
+
+/// The interface of a link-local address; else 0.
+pub(super) fn scope(addr: SocketAddr) -> u32 {
+    match addr {
+        SocketAddr::V4(_) => 0,
+        SocketAddr::V6(addr) => addr.scope_id(),
+    }
+}
+
+/// The addresses at which a listener listens: its own, or all of this host, with their interfaces.
+///
+/// # Errors
+/// As [`gids`].
+pub(super) fn addresses(addr: SocketAddr) -> Result<Vec<(IpAddr, u32)>, Errno> {
+    if !addr.ip().is_unspecified() {
+        return Ok(vec![(addr.ip(), scope(addr))]);
+    }
+    let there = gids()?.into_iter().filter(|gid| !gid.is_empty());
+    let ours = there.filter(|gid| gid.ip.is_ipv4() || addr.is_ipv6());
+    Ok(ours.map(|gid| (gid.ip, gid.ifindex)).collect())
 }
 
 impl RoceLink {
