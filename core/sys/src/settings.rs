@@ -45,7 +45,7 @@ pub const DEVICES: Setting = setting("WEFT_DEVICES", Accepts::List(&["weft0", "w
 pub const CRC: Setting = setting("WEFT_CRC", Accepts::One(&["on", "off"]));
 /// Whether the end of a peer's connection flushes a queue pair of `weft_ib0`.
 pub const PEER_DEATH: Setting = setting("WEFT_PEER_DEATH", Accepts::One(&["silent", "flush"]));
-/// What connected queue pairs of `weft_ib0` put on the wire.
+/// What queue pairs of `weft_ib0` put on the wire.
 pub const IB_WIRE: Setting = setting("WEFT_IB_WIRE", Accepts::One(&["weft", "roce"]));
 /// MPI's provider: the connections to busy peers.
 pub const FI_RC: Setting = setting("WEFT_FI_RC", Accepts::Number(0..=64));

@@ -1,5 +1,6 @@
 # Two network namespaces with a cable between them: here 10.77.0.1 and fd00:77::1, there 10.77.0.2 and fd00:77::2.
 # usage: unshare -rn sh two_hosts.sh UDP_PORT THERE HERE: THERE is a program that has the UDP port soon, HERE its peer. The status is that of both.
+# UDP_PORT may also be an address and port as /proc/net/udp has them.
 # 77: there are no such namespaces here.
 set -u
 unshare -n sleep 300 &
@@ -22,7 +23,10 @@ until there ip -6 route show table all | grep -q 'ff00::/8 dev there' && ip -6 r
 done
 there sh -c "$2" &
 server=$!
-port=$(printf ':%04X ' "$1")
+case $1 in
+*:*) port="$1 " ;;
+*) port=$(printf ':%04X ' "$1") ;;
+esac
 until there cat /proc/net/udp /proc/net/udp6 | grep -q "$port"; do
     kill -0 $server || exit 1
     sleep 0.05

@@ -197,6 +197,11 @@ impl Running {
         self.said.text().clone()
     }
 
+    /// Whether it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        !self.ended()
+    }
+
     /// Waits until it, or a process that it started, listens on a port.
     ///
     /// # Panics

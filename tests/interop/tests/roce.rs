@@ -4,6 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -100,6 +101,55 @@ fn in_a_network_of_its_own() {
     }
     programs(&mut guest);
     managed_programs(&mut guest);
+    groups(&mut guest);
+}
+
+/// A program of ours for the guest, which has its libraries.
+fn put(guest: &mut Guest, program: &str) {
+    guest.put(Path::new(program), program, LIMIT);
+    guest.must(&format!("chmod +x {program}"), LIMIT);
+}
+
+/// Says that something is over, also when it fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A group of multicast, with members here and in the guest. A receiver ends when it has its messages; a sender does not wait for receivers, so it sends
+/// until they have.
+fn groups(guest: &mut Guest) {
+    const MCKEY: &str = "/usr/bin/mckey";
+    if !have(&[("mckey", "rdmacm-utils")]) {
+        return;
+    }
+    put(guest, MCKEY);
+    let weft = weft();
+    let line = |ip: &str| format!("{MCKEY} -m 239.87.9.4 -b {ip} -S 1000");
+    let mut member = weft.start(&line(HOST));
+    while member.is_running() {
+        guest.must(&format!("timeout 100 {} -s", line(GUEST)), LIMIT);
+    }
+    let done = member.end();
+    done.good().says("data transfers complete");
+    let running = guest.start(&format!("timeout 100 {}", line(GUEST)));
+    let over = AtomicBool::new(false);
+    let there = thread::scope(|scope| {
+        let _ends = Ends(&over);
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                weft.run(&format!("{} -s", line(HOST))).good();
+            }
+        });
+        guest.finish(&running, LIMIT)
+    });
+    assert_eq!(there.status, 0, "{}", there.text);
+    let complete = there.text.contains("data transfers complete");
+    assert!(complete, "{}", there.text);
+    say("mckey: in both roles");
 }
 
 /// Programs of `rdma_cm`: here on our libraries, in the guest on `rxe`, each in both roles.
@@ -108,6 +158,8 @@ fn managed_programs(guest: &mut Guest) {
         return;
     }
     let weft = weft();
+    // Its last option is for an address.
+    let names = |line: &str| [" -a", " -b", " -s"].iter().any(|end| line.ends_with(end));
     for (server, client) in [
         ("rping -s -C 20 -V -S 64 -a", "rping -c -C 20 -V -S 64 -a"),
         (
@@ -119,16 +171,23 @@ fn managed_programs(guest: &mut Guest) {
             "ib_send_bw -R -F -n 100 -s 65536",
         ),
         ("ib_read_lat -R -F -n 100", "ib_read_lat -R -F -n 100"),
+        (
+            "ib_send_lat -R -F -n 100 -c UD",
+            "ib_send_lat -R -F -n 100 -c UD",
+        ),
+        ("udaddy -C 50 -S 1000 -b", "udaddy -C 50 -S 1000 -s"),
     ] {
         let to = |line: &str, ip: &str| {
             if line.ends_with(" -a") {
                 format!("{line} {ip} -p 7176")
+            } else if names(line) {
+                format!("{line} {ip}")
             } else {
                 format!("{line} -p 7176 {ip}")
             }
         };
         let at = |line: &str, ip: &str| {
-            let ip = if line.ends_with(" -a") { ip } else { "" };
+            let ip = if names(line) { ip } else { "" };
             to(line, ip)
         };
         let here = weft.start(&at(server, HOST));
@@ -224,16 +283,18 @@ fn programs(guest: &mut Guest) {
     let gid = "for i in 0 1 2 3; do case $(cat /sys/class/infiniband/rxe0/ports/1/gids/$i) in *ffff:*) echo $i;; esac; done";
     let gid = guest.must(gid, LIMIT);
     let gid = gid.trim().to_owned();
-    // The guest has no programs for atomics.
-    for program in ["/usr/bin/ib_atomic_bw", "/usr/bin/ib_atomic_lat"] {
-        guest.put(Path::new(program), program, LIMIT);
-        guest.must(&format!("chmod +x {program}"), LIMIT);
+    // The guest has no programs for atomics, nor this one for datagrams.
+    for program in ["ib_atomic_bw", "ib_atomic_lat", "ibv_ud_pingpong"] {
+        put(guest, &format!("/usr/bin/{program}"));
     }
     for line in [
         "ibv_rc_pingpong -n 200 -s 4096 -c",
         "ib_send_bw -F -n 200 -s 65536",
         "ib_send_bw -F -n 200 -s 4000 -b",
         "ib_send_bw -F -n 200 -s 1000 -c UC",
+        "/usr/bin/ibv_ud_pingpong -n 200 -s 1024",
+        "ib_send_bw -F -n 200 -s 1000 -c UD",
+        "ib_send_lat -F -n 200 -s 64 -c UD",
         "ib_send_lat -F -n 200 -s 64",
         "ib_write_bw -F -n 200 -s 65536",
         "ib_write_bw -F -n 100 -s 65536 -q 4",
@@ -243,7 +304,7 @@ fn programs(guest: &mut Guest) {
         "/usr/bin/ib_atomic_bw -F -n 200",
         "/usr/bin/ib_atomic_lat -F -n 200 -A CMP_AND_SWAP",
     ] {
-        let index = if line.starts_with("ibv") { "-g" } else { "-x" };
+        let index = if line.contains("ibv_") { "-g" } else { "-x" };
         let ours = format!("{line} -d weft_ib0 {index} 0");
         let theirs = format!("timeout 100 {line} -d rxe0 {index} {gid}");
         let here = weft.start(&ours).listens(18515);
@@ -278,6 +339,7 @@ fn retry_program(weft: &Weft, line: &str) -> weft_dropin::Done {
             "Couldn't connect",
             "REJECTED",
             "Unexpected CM event",
+            "RDMA_CM_EVENT_UNREACHABLE",
         ];
         if !early.iter().any(|early| text.contains(early)) {
             return done;

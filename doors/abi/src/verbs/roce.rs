@@ -1,4 +1,5 @@
-//! Connected queue pairs of `weft_ib0` that speak RoCE v2 (`WEFT_IB_WIRE=roce`): the part that [`QpObj`](super::qp::QpObj) does not share with others.
+//! RoCE v2 as the wire of `weft_ib0` (`WEFT_IB_WIRE=roce`): the ports, and of connected queue pairs the part that [`QpObj`](super::qp::QpObj) does not
+//! share with others.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};

@@ -235,7 +235,9 @@ impl Datagrams {
     pub(crate) fn listen(&self, qkey: u32) -> Result<(), Errno> {
         let native = self.native()?;
         native.set_qkey(qkey);
-        if let Native::Roce(qp) = native {
+        if let Native::Roce(qp) = native
+            && !qp.is_heard()
+        {
             for port in roce::all_ports(&self.pd.device())? {
                 qp.hear_at(&port).map_err(super::errno)?;
             }

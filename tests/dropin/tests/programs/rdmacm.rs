@@ -189,21 +189,13 @@ fn mckey() {
     done.says("failure joining");
 }
 
+/// A program of one host, which has a UDP port (or address and port, as `/proc/net/udp` has them) when it is ready, and its peer on another host.
+type Meeting = (&'static str, &'static str, &'static str);
+
 /// Datagrams between two hosts, in the form of two network namespaces.
 #[test]
 fn datagrams_between_two_hosts() {
-    const ELSEWHERE: i32 = 77;
-    let needed = [
-        ("udaddy", PACKAGE),
-        ("mckey", PACKAGE),
-        ("ip", "iproute2"),
-        ("unshare", "util-linux"),
-    ];
-    if !have(&needed) {
-        return;
-    }
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/sh/two_hosts.sh");
-    let runs = [
+    let meetings = [
         ("7174", "udaddy -S 4000", "udaddy -s 10.77.0.2 -S 4000"),
         (
             "22275",
@@ -221,9 +213,58 @@ fn datagrams_between_two_hosts() {
             "mckey -b fd00:77::1 -m ff12::78%here -s",
         ),
     ];
-    for (port, there, here) in runs {
+    on_two_hosts(&Weft::on("weft_ib0"), &meetings);
+}
+
+/// The same as RoCE v2. The path MTU is 1,024 bytes on Ethernet.
+#[test]
+fn roce_datagrams_between_two_hosts() {
+    let meetings = [
+        (
+            "4791",
+            "udaddy -S 1024 -C 50",
+            "udaddy -s 10.77.0.2 -S 1024 -C 50",
+        ),
+        (
+            "4791",
+            "udaddy -b fd00:77::2 -c 4",
+            "udaddy -b fd00:77::1 -s fd00:77::2 -c 4",
+        ),
+        (
+            "030957EF:12B7",
+            "mckey -b 10.77.0.2 -m 239.87.9.3 -S 1024",
+            "mckey -b 10.77.0.1 -m 239.87.9.3 -S 1024 -s",
+        ),
+        (
+            "00001EFF000000000000000077000000:12B7",
+            "mckey -b fd00:77::2 -m ff1e::77",
+            "mckey -b fd00:77::1 -m ff1e::77 -s",
+        ),
+        (
+            "000012FF000000000000000078000000:12B7",
+            "mckey -b fd00:77::2 -m ff12::78%there",
+            "mckey -b fd00:77::1 -m ff12::78%here -s",
+        ),
+    ];
+    let weft = Weft::on("weft_ib0").env("WEFT_IB_WIRE", "roce");
+    on_two_hosts(&weft, &meetings);
+}
+
+fn on_two_hosts(weft: &Weft, meetings: &[Meeting]) {
+    const ELSEWHERE: i32 = 77;
+    let needed = [
+        ("udaddy", PACKAGE),
+        ("mckey", PACKAGE),
+        ("ip", "iproute2"),
+        ("unshare", "util-linux"),
+    ];
+    if !have(&needed) {
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/sh/two_hosts.sh");
+    for (port, there, here) in meetings {
         let words = ["unshare", "-rn", "sh", script, port, there, here];
-        let done = Weft::on("weft_ib0").start_words(&words).end();
+        let done = weft.start_words(&words).end();
         if !done.is_good() && (done.code() == ELSEWHERE || done.text.contains("unshare failed")) {
             say(&format!("skipped: no two namespaces here: {}", done.show()));
             return;

@@ -229,6 +229,11 @@ impl RoceUdQp {
         Ok(())
     }
 
+    /// Whether it has a port.
+    pub fn is_heard(&self) -> bool {
+        !lock(&self.inner.ports).heard.is_empty()
+    }
+
     /// Sets the `Q_Key` that senders need from now on.
     pub fn set_qkey(&self, qkey: u32) {
         self.inner.qkey.store(u64::from(qkey), Ordering::Relaxed);
@@ -371,6 +376,12 @@ impl Drop for RoceUdQp {
     }
 }
 
+/// Whether a port has this address of ours. A link-local one is one of an interface, `scope`.
+fn is_at(port: SocketAddr, ip: IpAddr, scope: u32) -> bool {
+    let own = scope_of(port);
+    port.ip() == ip && (own == 0 || scope == 0 || own == scope)
+}
+
 impl Inner {
     fn state(&self) -> QpState {
         QpState::from_u8(self.state.load(Ordering::Acquire))
@@ -416,11 +427,7 @@ impl Inner {
     /// The port of this address of ours, which the queue pair hears at from now on; `None` where there is none.
     fn port_of(self: &Arc<Self>, ip: IpAddr, scope: u32) -> Option<RocePort> {
         let mut ports = lock(&self.ports);
-        let is = |port: &&RocePort| {
-            let addr = port.local_addr();
-            let own = scope_of(addr);
-            addr.ip() == ip && (own == 0 || scope == 0 || own == scope)
-        };
+        let is = |port: &&RocePort| is_at(port.local_addr(), ip, scope);
         if let Some(port) = ports.heard.iter().find(is) {
             return Some(port.clone());
         }

@@ -11,7 +11,7 @@ use weft_wire::roce::{BTH_LEN, Deth, Header, ICRC_LEN, MASK_24, Op, Opcode};
 use super::super::port::PortInner;
 use super::super::scope_of;
 use super::super::train::{Course, Full, Train};
-use super::{Inner, NO_QKEY};
+use super::{Inner, NO_QKEY, is_at};
 use crate::comp_counters::CompCounters;
 use crate::lock::add_alone;
 use crate::types::{PostReason, QpState, SendOp, SendWr, Wc, WcOpcode, WcStatus};
@@ -170,13 +170,14 @@ impl Inner {
             traffic_class: to.traffic_class,
         };
         let from = to.from.ok_or(PostReason::State)?;
+        let scope = scope_of(to.addr);
         if let Some(way) = &sends.way
-            && way.course == course
-            && way.port.local_addr().ip() == from
+            && is_at(way.port.local_addr(), from, scope)
         {
-            return Ok(way.clone());
+            let port = Arc::clone(&way.port);
+            return Ok(Way { port, course });
         }
-        let port = self.port_of(from, scope_of(to.addr));
+        let port = self.port_of(from, scope);
         let port = port.ok_or(PostReason::State)?;
         let port = Arc::clone(port.inner());
         // The program polls for the completion, and for the answer that comes there.
