@@ -18,6 +18,7 @@ mod processes;
 mod random;
 mod reliable;
 mod roce;
+mod roce_cm;
 mod scribble;
 mod segments;
 mod startup;

@@ -7,9 +7,12 @@
 //! One lock for each queue pair, `core`, is held while its packets are made, sent and placed. Locks are taken in the order receiver of the port, `core`,
 //! lists of the port.
 
+mod admit;
 mod cm;
+mod connections;
 mod port;
 mod rx;
+mod terms;
 mod tx;
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -38,11 +41,11 @@ use crate::types::{
     WcStatus,
 };
 pub use cm::{
-    ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceConn, RoceConnect, RoceEvent,
-    RoceListening, RoceRequest,
+    ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceConn, RoceListening, RoceRequest,
 };
 use port::PortInner;
 pub use port::RocePort;
+pub use terms::{RoceConnect, RoceEvent};
 use tx::Train;
 
 const UDP_LEN: usize = 8;
@@ -188,6 +191,10 @@ pub(crate) struct Core {
     waits: bool,
     /// The owner has not dropped it.
     live: bool,
+    /// The connection of the manager whose peer has not said that it has our answer, or 0.
+    unheard: u32,
+    /// A packet says so, and the manager does not know it yet; or 0.
+    heard: u32,
 }
 
 impl AsMut<Keys> for Core {
@@ -284,6 +291,8 @@ impl Pd {
                 alarm: None,
                 waits: false,
                 live: true,
+                unheard: 0,
+                heard: 0,
             }),
         });
         Ok(RoceQp {
@@ -392,6 +401,11 @@ impl RoceQp {
         }
         port.inner().add(inner.num, inner);
         Ok(())
+    }
+
+    /// A packet of the peer tells the manager that its answer in this connection has come.
+    fn await_word(&self, id: u32) {
+        self.inner.core.lock().unheard = id;
     }
 
     /// Requests of ours may be posted from now on (RTS).

@@ -96,6 +96,8 @@ pub(super) trait Manages: Any + Send + Sync {
     fn hear(&self, port: &PortInner, from: SocketAddr, payload: &[u8]);
     /// The time given to [`PortInner::watch_manager`] has come.
     fn expired(&self, port: &PortInner);
+    /// The peer of the connection with this number, which waits for its word, sends.
+    fn heard(&self, port: &PortInner, id: u32);
 }
 
 /// Takes the port out of the engine with the last handle.

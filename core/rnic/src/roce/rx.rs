@@ -46,6 +46,9 @@ impl RoceInner {
         let now = way.port.now();
         add_alone(&self.counters.received, 1);
         let rx = core.conn.rx(now, header, payload.len() as u32);
+        if core.unheard != 0 && !matches!(rx, Rx::Nothing) {
+            core.heard = std::mem::take(&mut core.unheard);
+        }
         if let Err(Refused { code, receive }) = self.carry_out(&mut core, rx, payload) {
             core.conn.refuse(code);
             // An unreliable connection drops the message and goes on.
@@ -73,7 +76,14 @@ impl RoceInner {
         if core.way.is_some() {
             self.go_on(&mut core);
         }
+        let heard = match std::mem::take(&mut core.heard) {
+            0 => None,
+            id => core.way.as_ref().map(|way| (Arc::clone(&way.port), id)),
+        };
         drop(core);
+        if let Some((port, id)) = heard {
+            port.manager.heard(&port, id);
+        }
         self.call_hooks();
     }
 
