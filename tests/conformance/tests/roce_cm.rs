@@ -417,6 +417,25 @@ fn a_forgotten_dial_is_not_made() {
     assert!(a.qp.post_send(SendWr::send(1)).is_ok(), "to be flushed");
 }
 
+/// A process that ends tells the peers of its connections.
+#[test]
+fn a_farewell_ends_connections() {
+    let (a, b) = (end(), end());
+    let (_listener, requests) = listening(&b, NUMBER);
+    let (tell, told) = events();
+    let to = SocketAddr::new(ip_of(&b), NUMBER);
+    let param = RoceConnect::default();
+    a.port.dial(&a.qp, (to, 0), 1, &param, tell).unwrap();
+    let theirs = accept(requests.recv_timeout(PATIENCE).unwrap(), &b);
+    for told in [&told, &theirs] {
+        let event = told.recv_timeout(PATIENCE).unwrap();
+        assert!(matches!(event, RoceEvent::Established { .. }), "{event:?}");
+    }
+    a.port.say_farewell();
+    assert_eq!(theirs.recv_timeout(PATIENCE), Ok(RoceEvent::Disconnected));
+    assert_eq!(b.qp.state(), QpState::Error);
+}
+
 /// The program has not decided yet: the peer that asks again learns that.
 #[test]
 fn who_asks_again_is_told_to_wait() {

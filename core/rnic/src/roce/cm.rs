@@ -218,6 +218,27 @@ impl RocePort {
     }
 }
 
+impl RocePort {
+    /// Before the process ends: the peers of all connections are told that they are over, once, and nothing is waited for.
+    pub fn say_farewell(&self) {
+        let port = self.inner();
+        let mut todo = Todo::default();
+        {
+            let mut manager = manager(port);
+            let ids: Vec<u32> = manager.connections.keys().copied().collect();
+            for id in ids {
+                let (now, transaction) = (port.now(), port.transaction());
+                if let Some(connection) = manager.connections.get_mut(&id) {
+                    let remote_qp = connection.remote_qp;
+                    connection.exchange.disconnect(now, transaction, remote_qp);
+                    port.settle(&mut manager, id, &mut todo);
+                }
+            }
+        }
+        port.carry_out(todo);
+    }
+}
+
 impl Drop for RoceListening {
     fn drop(&mut self) {
         let mut manager = manager(self.port.inner());
