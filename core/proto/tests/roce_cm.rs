@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use weft_proto::dgram::Now;
-use weft_proto::roce::cm::{Event, Exchange, Phase, timeout};
-use weft_wire::roce::cm::{MAD_LEN, Mad, Message, PortSpace, Rep, Req, reason, service_id};
+use weft_proto::roce::cm::{Event, Exchange, LEAST_WAIT, MOST_DELAY, MOST_WAIT, Phase, timeout};
+use weft_wire::roce::cm::{
+    About, MAD_LEN, Mad, Message, PortSpace, Rej, Rep, Req, Rtu, reason, service_id,
+};
 
 const T0: Now = Now::from_secs(1);
 /// 4.2 ms.
@@ -334,4 +336,154 @@ fn more_time_is_given_once() {
     let due = a.deadline();
     give(&mut a, T0 + Duration::from_secs(1), &mra);
     assert_eq!(a.deadline(), due);
+}
+
+#[test]
+fn a_strangers_patience_is_not_ours() {
+    for (said, waited) in [(31, MOST_WAIT), (0, LEAST_WAIT)] {
+        let req = Req {
+            local_timeout: said,
+            ..REQ
+        };
+        let mut a = Exchange::request(T0, 9, &req);
+        let mut b = responder(&next(&mut a));
+        b.accept(T0, &REP);
+        assert_eq!(b.deadline(), Some(T0 + timeout(waited)), "{said}");
+    }
+    // An MRA with the longest time there is: two hours and a half.
+    let mut a = Exchange::request(T0, 9, &REQ);
+    let mut b = responder(&next(&mut a));
+    b.delay(31);
+    give(&mut a, T0, &next(&mut b));
+    let most = timeout(POWER) + timeout(MOST_DELAY);
+    assert_eq!(a.deadline(), Some(T0 + most));
+}
+
+#[test]
+fn a_refusal_ends_what_one_side_believes_made() {
+    let mut a = Exchange::request(T0, 9, &REQ);
+    let mut b = responder(&next(&mut a));
+    b.accept(T0, &REP);
+    give(&mut a, T0, &next(&mut b));
+    a.ready(b"");
+    next(&mut a);
+    // None of its words arrives.
+    let event = loop {
+        while a.take().or_else(|| b.take()).is_some() {}
+        let due = b.deadline().expect("a time");
+        if let Some(event) = b.expired(due) {
+            break event;
+        }
+    };
+    assert_eq!((event, a.phase()), (Event::TimedOut, Phase::Ready));
+    let refusal = next(&mut b);
+    assert_eq!(give(&mut a, T0, &refusal), Some(Event::Disconnected));
+    assert_eq!((a.phase(), a.deadline()), (Phase::Over, None));
+    assert_eq!(give(&mut a, T0, &refusal), None, "once");
+}
+
+/// The program takes its time: the peer learns that, each time it asks, and no second request comes of it.
+#[test]
+fn who_asks_again_learns_that_the_program_has_not_decided() {
+    let mut a = Exchange::request(T0, 9, &REQ);
+    let req = next(&mut a);
+    let mut b = responder(&req);
+    for _ in 0..2 {
+        assert_eq!(give(&mut b, T0, &req), None);
+        let raw = next(&mut b);
+        let Message::Mra(mra) = Mad::parse(&raw).unwrap().message else {
+            panic!("{b:?}");
+        };
+        assert_eq!((mra.local_id, mra.remote_id, mra.about), (6, 5, About::Req));
+        give(&mut a, T0, &raw);
+    }
+    b.accept(T0, &REP);
+    assert!(matches!(
+        give(&mut a, T0, &next(&mut b)),
+        Some(Event::Replied(_))
+    ));
+}
+
+#[test]
+fn what_was_given_up_is_not_made() {
+    // The word that it was given up is lost; the answer comes later.
+    let mut a = Exchange::request(T0, 9, &REQ);
+    let mut b = responder(&next(&mut a));
+    a.abandon();
+    assert_eq!((a.phase(), a.deadline()), (Phase::Over, None));
+    let lost = next(&mut a);
+    let lost = Mad::parse(&lost).unwrap().message;
+    assert!(
+        matches!(lost, Message::Rej(rej) if (rej.reason, rej.about) == (reason::TIMEOUT, About::Req)),
+        "{lost:?}"
+    );
+    b.accept(T0, &REP);
+    assert_eq!(give(&mut a, T0, &next(&mut b)), None);
+    let refusal = give(&mut b, T0, &next(&mut a));
+    let id = reason::INVALID_ID;
+    assert!(
+        matches!(refusal, Some(Event::Rejected { reason, .. }) if reason == id),
+        "{refusal:?}"
+    );
+    // It arrives in time.
+    let mut a = Exchange::request(T0, 9, &REQ);
+    let mut b = responder(&next(&mut a));
+    a.abandon();
+    let refusal = give(&mut b, T0, &next(&mut a));
+    assert!(matches!(refusal, Some(Event::Rejected { .. })));
+    // The answer waits for the program, which goes.
+    let mut a = Exchange::request(T0, 9, &REQ);
+    let mut b = responder(&next(&mut a));
+    b.accept(T0, &REP);
+    give(&mut a, T0, &next(&mut b));
+    a.abandon();
+    let refusal = give(&mut b, T0, &next(&mut a));
+    assert!(matches!(refusal, Some(Event::Rejected { .. })));
+}
+
+/// A host that has forged its address knows its own number and not ours.
+#[test]
+fn a_message_without_our_number_is_not_believed() {
+    let raw = |message| {
+        Mad {
+            transaction: 9,
+            message,
+        }
+        .emit()
+    };
+    for guess in [0, 7] {
+        let ids = Rtu {
+            local_id: 5,
+            remote_id: guess,
+            private_data: &[],
+        };
+        let mut a = Exchange::request(T0, 9, &REQ);
+        let mut b = responder(&next(&mut a));
+        b.accept(T0, &REP);
+        assert_eq!(give(&mut b, T0, &raw(Message::Rtu(ids))), None);
+        assert_eq!(b.phase(), Phase::RepSent);
+        let (_, mut b) = pair();
+        let rej = Rej {
+            local_id: 5,
+            remote_id: guess,
+            about: About::Other,
+            reason: reason::TIMEOUT,
+            ari: &[],
+            private_data: &[],
+        };
+        assert_eq!(give(&mut b, T0, &raw(Message::Rej(rej))), None);
+        assert_eq!(b.phase(), Phase::Ready);
+        b.disconnect(T0, 30, REQ.qp);
+        assert_eq!(give(&mut b, T0, &raw(Message::Drep(ids))), None);
+        assert_eq!(b.phase(), Phase::DreqSent);
+    }
+}
+
+/// The peer has started again, and its first connection has a number that it had before.
+#[test]
+fn another_request_with_the_same_number_is_not_a_repetition() {
+    let (_, mut b) = pair();
+    let mut other = Exchange::request(T0, 10, &REQ);
+    assert_eq!(give(&mut b, T0, &next(&mut other)), None);
+    assert!(b.take().is_none(), "it has no answer to that one");
 }

@@ -18,6 +18,7 @@ mod processes;
 mod random;
 mod reliable;
 mod roce;
+mod roce_cm;
 mod roce_ud;
 mod scribble;
 mod segments;

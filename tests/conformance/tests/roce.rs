@@ -12,21 +12,21 @@ use weft_verbs::{
     RocePath, RocePort, RoceQp, RoceRequest, RoceSend, SendOp, SendWr, Wc, WcOpcode, WcStatus,
 };
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A loopback address that no other test of this process uses.
-fn address() -> IpAddr {
+pub(super) fn address() -> IpAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     Ipv4Addr::new(127, 47, 91, NEXT.fetch_add(1, Ordering::Relaxed)).into()
 }
 
-struct End {
-    device: Device,
+pub(super) struct End {
+    pub(super) device: Device,
     pd: Pd,
     cq: Cq,
-    port: RocePort,
-    qp: Arc<RoceQp>,
-    mr: Mr,
+    pub(super) port: RocePort,
+    pub(super) qp: Arc<RoceQp>,
+    pub(super) mr: Mr,
 }
 
 struct Options {
@@ -54,7 +54,7 @@ impl Default for Options {
 }
 
 impl End {
-    fn new(ip: IpAddr, init: impl FnOnce(&Device, &Pd, &mut RoceInit)) -> End {
+    pub(super) fn new(ip: IpAddr, init: impl FnOnce(&Device, &Pd, &mut RoceInit)) -> End {
         Self::on(&Device::open().unwrap(), ip, init)
     }
 
@@ -697,7 +697,7 @@ fn packets_from_other_addresses_are_not_the_peers() {
 }
 
 /// The events of a connection.
-fn events() -> (
+pub(super) fn events() -> (
     impl Fn(RoceEvent) + Send + Sync + 'static,
     Receiver<RoceEvent>,
 ) {
@@ -705,11 +705,12 @@ fn events() -> (
     (move |event| drop(tell.send(event)), told)
 }
 
-fn listening(end: &End, number: u16) -> (RoceListening, Receiver<RoceRequest>) {
+pub(super) fn listening(end: &End, number: u16) -> (RoceListening, Receiver<RoceRequest>) {
     let (tell, told) = channel();
-    let listening = end
-        .port
-        .listen(number, move |request| drop(tell.send(request)));
+    let listening = end.port.listen(number, 64, move |mut request| {
+        request.seen();
+        drop(tell.send(request));
+    });
     (listening.unwrap(), told)
 }
 

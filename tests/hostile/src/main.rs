@@ -9,6 +9,7 @@ use weft_hostile::local::{forged, lies, reuse, stops, stranger};
 use weft_hostile::network::connections::Say;
 use weft_hostile::network::{self, connections, headers, layers, startup};
 use weft_hostile::report::Report;
+use weft_hostile::roce;
 use weft_hostile::target::{Kind, Target};
 
 const USAGE: &str = "\
@@ -24,6 +25,9 @@ ATTACK  headers | layers | startup   [SEED [ROUNDS]]
         squat                                           the same as another user, with a socket
         holes                                           shared memory that is not there
 KIND    verbs | exs | packets | rsockets
+        roce, with ATTACK
+        peer | forger                [SEED [ROUNDS]]    on a connection of its own; of another host's
+        strangers                    [SEED [COUNT]]     without a connection
 HOSTILE_ONLY=TEXT in the environment: only the cases with TEXT in their names";
 
 fn main() -> ExitCode {
@@ -53,8 +57,11 @@ fn attack(words: &[String]) -> Option<Report> {
     let [attack, kind, addr, rest @ ..] = words else {
         return None;
     };
-    let kind = Kind::parse(kind)?;
     let addr = addr.parse().ok()?;
+    if kind == "roce" {
+        return roce::attack(attack, addr, rest);
+    }
+    let kind = Kind::parse(kind)?;
     let target = Target {
         kind,
         addr,

@@ -14,7 +14,10 @@
 //! ```
 //!
 //! A message that wants an answer is sent again until it comes. A repeated message gets its answer again, also when the connection is over:
-//! keep the exchange for a while then.
+//! keep the exchange for a while then. A REJ also ends what this side believes made: the peer gave up before our word came.
+//!
+//! Any host can send a request, so what it says of times only counts within limits ([`LEAST_WAIT`], [`MOST_WAIT`], [`MOST_DELAY`]). A message that
+//! names a connection counts if both identifiers fit: a host that has forged its address does not learn ours.
 //!
 //! # Contract
 //!
@@ -86,6 +89,13 @@ pub struct Reply {
 
 type Raw = Box<[u8; MAD_LEN]>;
 
+/// The answer to our REP is waited for at least so long, a power: 0.27 s.
+pub const LEAST_WAIT: u8 = 16;
+/// And at most so long: 2.1 s.
+pub const MOST_WAIT: u8 = 19;
+/// The longest delay that one side grants the other, a power: 69 s, which is what Linux asks for.
+pub const MOST_DELAY: u8 = 24;
+
 /// One connection in the making, or made. See the [module](self).
 #[derive(Debug)]
 pub struct Exchange {
@@ -143,7 +153,7 @@ impl Exchange {
             remote_id: req.local_id,
             transaction,
             last: None,
-            patience: timeout(req.local_timeout),
+            patience: timeout(req.local_timeout.clamp(LEAST_WAIT, MOST_WAIT)),
             most_tries: req.max_cm_retries,
             tries: 0,
             delayed: false,
@@ -221,6 +231,15 @@ impl Exchange {
         self.answer(self.transaction, Message::Rej(rej));
     }
 
+    /// Gives up a connection that we have asked for and that is not made. The peer is told: it may have accepted meanwhile.
+    pub fn abandon(&mut self) {
+        match self.phase {
+            Phase::ReqSent => self.time_out(About::Req),
+            Phase::Replied => self.reject(reason::CONSUMER, &[]),
+            _ => {}
+        }
+    }
+
     /// The peer's answer is accepted: the connection is made.
     pub fn ready(&mut self, private_data: &[u8]) {
         if self.phase == Phase::Replied {
@@ -266,43 +285,63 @@ impl Exchange {
             self.out.push_back(last);
             return None;
         }
-        let event = match self.phase {
-            Phase::DreqSent => Event::Disconnected,
-            Phase::ReqSent | Phase::RepSent => Event::TimedOut,
-            _ => return None,
-        };
-        let about = match self.phase {
-            Phase::ReqSent => About::Req,
-            _ => About::Rep,
+        match self.phase {
+            Phase::ReqSent => self.time_out(About::Req),
+            Phase::RepSent => self.time_out(About::Rep),
+            Phase::DreqSent => {
+                self.over();
+                return Some(Event::Disconnected);
+            }
+            _ => {
+                self.due = None;
+                return None;
+            }
+        }
+        Some(Event::TimedOut)
+    }
+
+    /// The peer, whose identifier we may not know, finds the connection by our adapter.
+    fn time_out(&mut self, about: About) {
+        let guid = self.ca_guid.to_be_bytes();
+        let rej = Rej {
+            local_id: self.local_id,
+            remote_id: self.remote_id,
+            about,
+            reason: reason::TIMEOUT,
+            ari: &guid,
+            private_data: &[],
         };
         self.over();
-        if event == Event::TimedOut {
-            // The peer, whose identifier we may not know, finds the connection by our adapter.
-            let guid = self.ca_guid.to_be_bytes();
-            let rej = Rej {
-                local_id: self.local_id,
-                remote_id: self.remote_id,
-                about,
-                reason: reason::TIMEOUT,
-                ari: &guid,
-                private_data: &[],
-            };
-            self.answer(self.transaction, Message::Rej(rej));
-        }
-        Some(event)
+        self.answer(self.transaction, Message::Rej(rej));
+    }
+
+    /// Whether this request is the one that the exchange is about.
+    pub fn is_request(&self, mad: &Mad<'_>) -> bool {
+        matches!(&mad.message, Message::Req(req) if req.local_id == self.remote_id)
+            && mad.transaction == self.transaction
+    }
+
+    /// Whether the identifiers in a message, its sender's first, are those of this connection.
+    const fn fits(&self, of_sender: u32, of_receiver: u32) -> bool {
+        of_sender == self.remote_id && of_receiver == self.local_id
     }
 
     /// A message of the peer about this connection.
     pub fn on(&mut self, now: Now, mad: &Mad<'_>) -> Option<Event> {
         match (&mad.message, self.phase) {
+            (Message::Req(_), Phase::Requested) if self.is_request(mad) => {
+                // The program has not decided yet.
+                self.delay(MOST_DELAY);
+                None
+            }
             // It did not get our answer.
-            (Message::Req(req), Phase::Requested | Phase::RepSent | Phase::Ready | Phase::Over)
-                if req.local_id == self.remote_id =>
+            (Message::Req(_), Phase::RepSent | Phase::Ready | Phase::Over)
+                if self.is_request(mad) =>
             {
                 self.again();
                 None
             }
-            (Message::Rep(rep), Phase::ReqSent) => {
+            (Message::Rep(rep), Phase::ReqSent) if rep.remote_id == self.local_id => {
                 self.phase = Phase::Replied;
                 self.remote_id = rep.local_id;
                 self.settled();
@@ -316,33 +355,37 @@ impl Exchange {
                 }))
             }
             // It did not get our word.
-            (Message::Rep(rep), Phase::Ready | Phase::Over) if rep.local_id == self.remote_id => {
+            (Message::Rep(rep), Phase::Ready | Phase::Over)
+                if self.fits(rep.local_id, rep.remote_id) =>
+            {
                 self.again();
                 None
             }
-            (Message::Rtu(rtu), Phase::RepSent) if rtu.local_id == self.remote_id => {
+            // We had given up before it accepted.
+            (Message::Rep(rep), Phase::Over)
+                if self.remote_id == 0 && rep.remote_id == self.local_id =>
+            {
+                self.answer(mad.transaction, unknown(rep));
+                None
+            }
+            (Message::Rtu(rtu), Phase::RepSent) if self.fits(rtu.local_id, rtu.remote_id) => {
                 Some(self.made())
             }
-            (Message::Mra(mra), Phase::ReqSent | Phase::RepSent) => {
+            (Message::Mra(mra), Phase::ReqSent | Phase::RepSent)
+                if mra.remote_id == self.local_id
+                    && (self.remote_id == 0 || mra.local_id == self.remote_id) =>
+            {
                 // Once for each message.
                 if !std::mem::replace(&mut self.delayed, true) {
-                    self.due = Some(now + self.patience + timeout(mra.service_timeout));
+                    let delay = timeout(mra.service_timeout.min(MOST_DELAY));
+                    self.due = Some(now + self.patience + delay);
                 }
                 None
             }
-            (
-                Message::Rej(rej),
-                Phase::ReqSent | Phase::Requested | Phase::RepSent | Phase::Replied,
-            ) => {
-                self.over();
-                Some(Event::Rejected {
-                    reason: rej.reason,
-                    private_data: rej.private_data.to_vec(),
-                })
-            }
+            (Message::Rej(rej), phase) => self.on_rej(phase, rej),
             (Message::Dreq(dreq), phase)
                 if phase != Phase::ReqSent
-                    && dreq.local_id == self.remote_id
+                    && self.fits(dreq.local_id, dreq.remote_id)
                     && self.qp.is_none_or(|qp| qp == dreq.remote_qp) =>
             {
                 let drep = Rtu {
@@ -354,12 +397,40 @@ impl Exchange {
                 self.answer(mad.transaction, Message::Drep(drep));
                 (phase != Phase::Over).then_some(Event::Disconnected)
             }
-            (Message::Drep(_), Phase::DreqSent) => {
+            (Message::Drep(drep), Phase::DreqSent) if self.fits(drep.local_id, drep.remote_id) => {
                 self.over();
                 Some(Event::Disconnected)
             }
             _ => None,
         }
+    }
+
+    fn on_rej(&mut self, phase: Phase, rej: &Rej<'_>) -> Option<Event> {
+        let fits = match phase {
+            // A peer that keeps nothing of our request has no number for it.
+            Phase::ReqSent => rej.remote_id == self.local_id,
+            // A peer that gives up its request may not know our number.
+            Phase::Requested | Phase::RepSent => {
+                rej.local_id == self.remote_id
+                    && (rej.remote_id == 0 || rej.remote_id == self.local_id)
+            }
+            Phase::Replied | Phase::Ready | Phase::DreqSent => {
+                self.fits(rej.local_id, rej.remote_id)
+            }
+            Phase::Over => false,
+        };
+        if !fits {
+            return None;
+        }
+        self.over();
+        Some(match phase {
+            // It does not have the connection that we believed made.
+            Phase::Ready | Phase::DreqSent => Event::Disconnected,
+            _ => Event::Rejected {
+                reason: rej.reason,
+                private_data: rej.private_data.to_vec(),
+            },
+        })
     }
 
     fn made(&mut self) -> Event {
@@ -401,4 +472,16 @@ impl Exchange {
         self.last = Some(raw.clone());
         self.out.push_back(raw);
     }
+}
+
+/// Refuses the answer to a request that we do not know, or not any more.
+pub fn unknown<'a>(rep: &Rep<'_>) -> Message<'a> {
+    Message::Rej(Rej {
+        local_id: rep.remote_id,
+        remote_id: rep.local_id,
+        about: About::Rep,
+        reason: reason::INVALID_ID,
+        ari: &[],
+        private_data: &[],
+    })
 }

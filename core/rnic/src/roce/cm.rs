@@ -2,26 +2,25 @@
 //!
 //! The exchange of each connection is [`weft_proto::roce::cm::Exchange`]. This module finds it for a message, moves the queue pair, and tells the program.
 //! Functions of the program are called without a lock of this module. A connection that is over is kept for a while, so that a message that comes
-//! again gets its answer again.
+//! again gets its answer again. Which requests a program sees is decided in [`admit`](super::admit).
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use weft_proto::dgram::Now;
-use weft_proto::roce::cm::{Event, Exchange, Phase, Reply};
-use weft_wire::roce::cm::{
-    self, IpHeader, MAD_LEN, Mad, Message, PortSpace, Rep, Req, reason, service_id,
-};
+use weft_proto::roce::cm::{Event, Exchange, Phase, Reply, unknown};
+use weft_wire::roce::cm::{self, IpHeader, Mad, Message, PortSpace, Rep, Req, reason, service_id};
 use weft_wire::roce::{DEFAULT_PKEY, Deth, Header, Icrc, MASK_24, Op, Opcode, Route};
 
+use super::admit::refuse;
+use super::connections::{Asked, Connection, Listener, Manager, OnRequest, Todo, gid_of};
 use super::port::{Manages, PortInner};
 use super::sidr::Sidr;
-use super::{MTUS, RocePath, RocePort, RoceQp, RoceSend, peer_addr, roce_mtu, scope_of};
+use super::terms::{RoceConnect, RoceEvent};
+use super::{RocePath, RocePort, RoceQp, RoceSend, peer_addr, roce_mtu, scope_of};
 use crate::device::{Counted, Device};
 use crate::lock::lock;
 use crate::types::Error;
@@ -33,8 +32,6 @@ pub const ROCE_REPLY_DATA: usize = 196;
 /// See [`ROCE_REPLY_DATA`].
 pub const ROCE_REJECT_DATA: usize = 148;
 
-/// Connections of a port, those included that are over and kept.
-const MAX_EXCHANGES: usize = 65_536;
 /// How long a connection is kept that is over: as `rdma_cm`'s time-out with a retry.
 const KEPT: Duration = Duration::from_secs(2);
 /// How long we wait for an acknowledgement: 4.096 us times two to this power, 67 ms.
@@ -44,113 +41,14 @@ const PEER_ACK_TIMEOUT: u8 = 17;
 /// How long the answer to a message of the manager is waited for, a power: 1.07 s.
 const CM_TIMEOUT: u8 = 18;
 const CM_RETRIES: u8 = 7;
-/// A peer's word makes us repeat an answer no more often.
-const MOST_REPEATS: u8 = 3;
 /// 0.64 ms.
 const RNR_TIMER: u8 = 12;
-
-/// How a connection is made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RoceConnect {
-    /// Private data for the peer: at most [`ROCE_REQUEST_DATA`] bytes in a request, [`ROCE_REPLY_DATA`] in a reply.
-    pub private_data: Vec<u8>,
-    /// Reads and atomics of the peer at once.
-    pub ird: u8,
-    /// Reads and atomics of ours at once.
-    pub ord: u8,
-    /// Retries of packets, 0 to 7, in both directions. A reply has none.
-    pub retry_count: u8,
-    /// How often the peer repeats a message that finds no receive here, 0 to 7.
-    pub rnr_retry: u8,
-}
-
-impl Default for RoceConnect {
-    fn default() -> Self {
-        RoceConnect {
-            private_data: Vec::new(),
-            ird: 16,
-            ord: 16,
-            retry_count: 7,
-            rnr_retry: 7,
-        }
-    }
-}
-
-/// What becomes of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RoceEvent {
-    /// It is made.
-    Established {
-        /// The private data of the reply; empty at the side that accepted.
-        private_data: Vec<u8>,
-        /// Reads and atomics at once, the peer's and ours.
-        depths: (u8, u8),
-        /// How often we repeat a message that finds no receive.
-        rnr_retry: u8,
-    },
-    /// The peer, or its manager, refuses it. The queue pair stays as it was.
-    Rejected {
-        /// InfiniBand's reason (12.6.7.2): 28 is the program, 8 that nobody listens.
-        reason: u16,
-        /// Of the program.
-        private_data: Vec<u8>,
-    },
-    /// The peer does not answer. A queue pair without a peer stays as it was.
-    TimedOut,
-    /// It could not be made on this side.
-    Failed(&'static str),
-    /// One side has ended it: the queue pair is in the error state.
-    Disconnected,
-}
-
-type Tell = Arc<dyn Fn(RoceEvent) + Send + Sync>;
-type OnRequest = Arc<dyn Fn(RoceRequest) + Send + Sync>;
-
-/// The managers' state of a port.
-#[derive(Default)]
-struct Manager {
-    listeners: HashMap<u16, (usize, OnRequest)>,
-    connections: HashMap<u32, Connection>,
-    /// The connections that peers have asked for, by address and the peer's number.
-    asked: HashMap<(IpAddr, u32), u32>,
-}
 
 /// The managers of connections and of datagrams.
 #[derive(Default)]
 struct Managers {
     connections: Mutex<Manager>,
     datagrams: Mutex<Sidr>,
-}
-
-/// One connection.
-struct Connection {
-    exchange: Exchange,
-    peer: SocketAddr,
-    qp: Weak<RoceQp>,
-    /// The number of the peer's queue pair, once it is known.
-    remote_qp: u32,
-    /// The first packet sequence number of the peer, and what we asked for.
-    psn: u32,
-    param: RoceConnect,
-    mtu: u32,
-    /// What the side that accepts tells when it is ready.
-    depths: (u8, u8),
-    rnr_retry: u8,
-    tell: Option<Tell>,
-    /// It is over, and goes then.
-    until: Option<Now>,
-}
-
-/// What follows from a message or from a time, to be done without the lock.
-#[derive(Default)]
-struct Todo {
-    send: Vec<(SocketAddr, Box<[u8; MAD_LEN]>)>,
-    tell: Vec<(Tell, RoceEvent)>,
-    /// The queue pair is over.
-    end: Vec<Weak<RoceQp>>,
-    /// The peer has replied: move the queue pair, then answer.
-    join: Option<(u32, Reply)>,
-    asked: Option<(OnRequest, RoceRequest)>,
 }
 
 /// A connection that is made, or in the making. Dropping it does not end it.
@@ -167,11 +65,13 @@ pub struct RoceListening {
     serial: usize,
 }
 
-/// A peer's request. Dropping it refuses it.
+/// A peer's request. Dropping it refuses it: as the program does, or, if [`RoceRequest::seen`] was not called, as where nobody listens.
 pub struct RoceRequest {
     port: RocePort,
     id: u32,
     answered: bool,
+    /// It counts against the listener's backlog, until the program has seen it.
+    unseen: Option<Counted>,
     /// It counts against the device's limit.
     _pending: Counted,
     /// The addresses that the peer has named: the requester and ours.
@@ -182,6 +82,7 @@ pub struct RoceRequest {
     pub depths: (u8, u8),
     /// The peer's retries of packets, and of messages that find no receive.
     pub retries: (u8, u8),
+    unreliable: bool,
     dest_qp: u32,
     psn: u32,
     mtu: u32,
@@ -219,6 +120,10 @@ impl Manages for Managers {
 
     fn datagrams(&self) -> &dyn Any {
         &self.datagrams
+    }
+
+    fn heard(&self, port: &PortInner, id: u32) {
+        port.heard(id);
     }
 }
 
@@ -281,45 +186,46 @@ impl RocePort {
             private_data: &private_data,
         };
         let exchange = Exchange::request(port.now(), port.transaction(), &req);
-        let mut connection = Connection {
-            exchange,
-            peer: to,
+        let connection = Connection {
             qp: Arc::downgrade(qp),
-            remote_qp: 0,
             psn,
             param: param.clone(),
-            mtu,
-            depths: (0, 0),
-            rnr_retry: 0,
             tell: Some(Arc::new(on_event)),
-            until: None,
+            ..Connection::new(exchange, to, mtu)
         };
         let mut todo = Todo::default();
-        connection.collect(&mut todo);
-        port.watch(&connection);
         manager.connections.insert(id, connection);
+        port.settle(&mut manager, id, &mut todo);
         drop(manager);
         port.carry_out(todo);
         let port = self.clone();
         Ok(RoceConn { port, id })
     }
 
-    /// Takes requests for connections to this port number of the address. `on_request` is called on any thread, and must not block.
+    /// Takes requests for connections to this port number of the address. `on_request` is called on any thread, and must not block. While
+    /// `backlog` requests wait to be [`seen`](RoceRequest::seen), further ones are not heard; their peers ask again.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is a listener.
     pub fn listen(
         &self,
         number: u16,
+        backlog: u32,
         on_request: impl Fn(RoceRequest) + Send + Sync + 'static,
     ) -> Result<RoceListening, Error> {
         let mut manager = manager(self.inner());
         if manager.listeners.contains_key(&number) {
             return Err(Error::Invalid("another listener has this port number"));
         }
-        let on_request: OnRequest = Arc::new(on_request);
+        let on_request: OnRequest = Arc::new(move |asked| on_request(RoceRequest::new(asked)));
         let serial = Arc::as_ptr(&on_request).addr();
-        manager.listeners.insert(number, (serial, on_request));
+        let listener = Listener {
+            serial,
+            on_request,
+            backlog,
+            unseen: Arc::default(),
+        };
+        manager.listeners.insert(number, listener);
         drop(manager);
         Ok(RoceListening {
             port: self.clone(),
@@ -329,10 +235,31 @@ impl RocePort {
     }
 }
 
+impl RocePort {
+    /// Before the process ends: the peers of all connections are told that they are over, once, and nothing is waited for.
+    pub fn say_farewell(&self) {
+        let port = self.inner();
+        let mut todo = Todo::default();
+        {
+            let mut manager = manager(port);
+            let ids: Vec<u32> = manager.connections.keys().copied().collect();
+            for id in ids {
+                let (now, transaction) = (port.now(), port.transaction());
+                if let Some(connection) = manager.connections.get_mut(&id) {
+                    let remote_qp = connection.remote_qp;
+                    connection.exchange.disconnect(now, transaction, remote_qp);
+                    port.settle(&mut manager, id, &mut todo);
+                }
+            }
+        }
+        port.carry_out(todo);
+    }
+}
+
 impl Drop for RoceListening {
     fn drop(&mut self) {
         let mut manager = manager(self.port.inner());
-        let ours = |(serial, _): &(usize, OnRequest)| *serial == self.serial;
+        let ours = |listener: &Listener| listener.serial == self.serial;
         let gone = if manager.listeners.get(&self.number).is_some_and(ours) {
             manager.listeners.remove(&self.number)
         } else {
@@ -345,41 +272,78 @@ impl Drop for RoceListening {
 
 impl RoceConn {
     /// Ends the connection: the queue pair is in the error state from now on, and the peer is told. [`RoceEvent::Disconnected`] follows when it
-    /// has confirmed that, or does not answer.
+    /// has confirmed that, or does not answer; at once where the connection was not made yet.
     pub fn disconnect(&self) {
+        self.end(false);
+    }
+
+    /// Gives up: nothing is told any more. A connection in the making is not made; one that is made is ended.
+    pub fn forget(&self) {
+        self.end(true);
+    }
+
+    fn end(&self, silently: bool) {
         let port = self.port.inner();
         let mut todo = Todo::default();
+        let mut gone = None;
         {
             let mut manager = manager(port);
             let Some(connection) = manager.connections.get_mut(&self.id) else {
                 return;
             };
+            if silently {
+                gone = connection.tell.take();
+            }
             todo.end.push(Weak::clone(&connection.qp));
             let (now, transaction) = (port.now(), port.transaction());
-            let remote_qp = connection.remote_qp;
-            connection.exchange.disconnect(now, transaction, remote_qp);
-            connection.collect(&mut todo);
-            port.watch(connection);
+            match connection.exchange.phase() {
+                Phase::ReqSent | Phase::Replied => {
+                    connection.exchange.abandon();
+                    let tell = connection.tell.take();
+                    let told = tell.map(|tell| (tell, RoceEvent::Disconnected));
+                    todo.tell.extend(told);
+                }
+                _ => {
+                    let remote_qp = connection.remote_qp;
+                    connection.exchange.disconnect(now, transaction, remote_qp);
+                }
+            }
+            port.settle(&mut manager, self.id, &mut todo);
         }
-        port.carry_out(todo);
-    }
-
-    /// Gives up: nothing is told any more. A connection in the making is not made; one that is made is ended.
-    pub fn forget(&self) {
-        let gone = manager(self.port.inner())
-            .connections
-            .get_mut(&self.id)
-            .and_then(|connection| connection.tell.take());
-        self.disconnect();
         drop(gone);
+        port.carry_out(todo);
     }
 }
 
 impl RoceRequest {
+    fn new(asked: Asked) -> RoceRequest {
+        RoceRequest {
+            port: asked.port,
+            id: asked.id,
+            answered: false,
+            unseen: Some(asked.unseen),
+            _pending: asked.pending,
+            addrs: asked.addrs,
+            private_data: asked.private_data,
+            depths: asked.depths,
+            retries: asked.retries,
+            unreliable: asked.unreliable,
+            dest_qp: asked.dest_qp,
+            psn: asked.psn,
+            mtu: asked.mtu,
+        }
+    }
+
+    /// The program has it: it does not count against the listener's backlog any more.
+    pub fn seen(&mut self) {
+        self.unseen = None;
+    }
+
     /// Accepts it with a queue pair that has no peer yet; it sends and receives from now on. [`RoceEvent::Established`] follows when the peer is ready.
     ///
     /// # Errors
-    /// As [`RoceQp::receive_from`]; [`Error::Invalid`] for too much private data, and where the peer has given up. The request is refused then.
+    /// As [`RoceQp::receive_from`]; [`Error::Invalid`] for too much private data, for a queue pair of another type than the peer's, and where the peer
+    /// has given up. The request is refused then.
     pub fn accept(
         mut self,
         qp: &Arc<RoceQp>,
@@ -389,7 +353,18 @@ impl RoceRequest {
         if param.private_data.len() > ROCE_REPLY_DATA {
             return Err(Error::Invalid("too much private data for a reply"));
         }
+        if qp.is_unreliable() != self.unreliable {
+            self.refuse(reason::INVALID_TRANSPORT, &[]);
+            return Err(Error::Invalid(
+                "one queue pair is reliable (RC), the peer's is not, or the reverse",
+            ));
+        }
+        self.seen();
         let port = Arc::clone(self.port.inner());
+        let waits = |c: &Connection| c.exchange.phase() == Phase::Requested;
+        if !manager(&port).connections.get(&self.id).is_some_and(waits) {
+            return Err(Error::Invalid("the peer has given up"));
+        }
         let (peer_takes, peer_sends) = self.depths;
         let depths = (param.ird.min(peer_sends), param.ord.min(peer_takes));
         let psn = port.device.random_u32() & MASK_24;
@@ -404,6 +379,7 @@ impl RoceRequest {
             traffic_class: 0,
         };
         qp.receive_from(&self.port, &path)?;
+        qp.await_word(self.id);
         let (retry_count, rnr_retry) = self.retries;
         qp.send_with(&RoceSend {
             sq_psn: self.psn,
@@ -431,8 +407,7 @@ impl RoceRequest {
         {
             let mut manager = manager(&port);
             let connection = manager.connections.get_mut(&self.id);
-            let waits = |c: &&mut Connection| c.exchange.phase() == Phase::Requested;
-            let Some(connection) = connection.filter(waits) else {
+            let Some(connection) = connection.filter(|c| waits(c)) else {
                 drop(manager);
                 qp.to_error();
                 return Err(Error::Invalid("the peer has given up"));
@@ -442,8 +417,7 @@ impl RoceRequest {
             connection.remote_qp = self.dest_qp;
             (connection.depths, connection.rnr_retry) = (depths, rnr_retry);
             connection.tell = Some(Arc::new(on_event));
-            connection.collect(&mut todo);
-            port.watch(connection);
+            port.settle(&mut manager, self.id, &mut todo);
         }
         self.answered = true;
         port.carry_out(todo);
@@ -467,9 +441,7 @@ impl RoceRequest {
                 return;
             };
             connection.exchange.reject(reason, private_data);
-            connection.collect(&mut todo);
-            connection.over(port.now());
-            port.watch(connection);
+            port.settle(&mut manager, self.id, &mut todo);
         }
         port.carry_out(todo);
     }
@@ -478,56 +450,17 @@ impl RoceRequest {
 impl Drop for RoceRequest {
     fn drop(&mut self) {
         if !self.answered {
-            self.refuse(reason::CONSUMER, &[]);
+            let reason = match self.unseen {
+                Some(_) => reason::INVALID_SERVICE,
+                None => reason::CONSUMER,
+            };
+            self.refuse(reason, &[]);
         }
-    }
-}
-
-impl Manager {
-    /// A number that no connection has.
-    fn new_id(&self, port: &PortInner) -> Option<u32> {
-        if self.connections.len() >= MAX_EXCHANGES {
-            return None;
-        }
-        std::iter::repeat_with(|| port.device.random_u32())
-            .find(|id| *id != 0 && !self.connections.contains_key(id))
-    }
-
-    /// The connection that a message of this peer is about.
-    fn find(&self, from: IpAddr, message: &Message<'_>) -> Option<u32> {
-        let (remote, local) = match message {
-            Message::Req(req) => (req.local_id, 0),
-            Message::Rep(rep) => (rep.local_id, rep.remote_id),
-            Message::Rtu(rtu) | Message::Drep(rtu) => (rtu.local_id, rtu.remote_id),
-            Message::Rej(rej) => (rej.local_id, rej.remote_id),
-            Message::Mra(mra) => (mra.local_id, mra.remote_id),
-            Message::Dreq(dreq) => (dreq.local_id, dreq.remote_id),
-            Message::SidrReq(_) | Message::SidrRep(_) => return None,
-        };
-        let of_peer = |c: &&Connection| c.peer.ip() == from;
-        if local != 0 {
-            return self.connections.get(&local).filter(of_peer).map(|_| local);
-        }
-        self.asked.get(&(from, remote)).copied()
     }
 }
 
 impl Connection {
-    /// Takes the messages that are to be sent.
-    fn collect(&mut self, todo: &mut Todo) {
-        while let Some(raw) = self.exchange.take() {
-            todo.send.push((self.peer, raw));
-        }
-    }
-
-    /// It is kept for a while, for messages that come again.
-    fn over(&mut self, now: Now) {
-        if self.exchange.phase() == Phase::Over {
-            self.until.get_or_insert(now + KEPT);
-        }
-    }
-
-    fn hear(&mut self, id: u32, event: Event, now: Now, todo: &mut Todo) {
+    fn hear(&mut self, id: u32, event: Event, todo: &mut Todo) {
         let mut tell = |event, last: bool| {
             let tell = if last {
                 self.tell.take()
@@ -566,7 +499,6 @@ impl Connection {
         if self.exchange.phase() == Phase::Over && self.remote_qp != 0 {
             todo.end.push(Weak::clone(&self.qp));
         }
-        self.over(now);
     }
 }
 
@@ -584,17 +516,45 @@ impl PortInner {
     }
 
     /// The path MTU for the way there; where there is none yet, that of Ethernet.
-    fn mtu_to(&self, to: SocketAddr) -> Option<u32> {
+    pub(super) fn mtu_to(&self, to: SocketAddr) -> Option<u32> {
         let ip = self.local_addr().ip();
         let way = weft_sys::udp::path_mtu(ip, to).unwrap_or(1500);
         roce_mtu(way, ip.is_ipv6())
     }
 
-    /// The engine looks when the connection's time has come.
-    fn watch(&self, connection: &Connection) {
-        let next = [connection.exchange.deadline(), connection.until];
-        if let Some(at) = next.into_iter().flatten().min() {
-            self.watch_manager(self.instant(at));
+    /// After each change of a connection: its messages are to be sent, it is kept for a while if it is over, and the engine looks in time.
+    fn settle(&self, manager: &mut Manager, id: u32, todo: &mut Todo) {
+        let Manager {
+            connections,
+            due,
+            kept,
+            ..
+        } = manager;
+        let Some(connection) = connections.get_mut(&id) else {
+            return;
+        };
+        while let Some(raw) = connection.exchange.take() {
+            todo.send.push((connection.peer, raw));
+        }
+        let next = connection.exchange.deadline();
+        if next != connection.due {
+            if let Some(before) = connection.due {
+                due.remove(&(before, id));
+            }
+            due.extend(next.map(|at| (at, id)));
+            connection.due = next;
+        }
+        if connection.exchange.phase() == Phase::Over
+            && !std::mem::replace(&mut connection.is_kept, true)
+        {
+            kept.push_back((self.now() + KEPT, id));
+        }
+        self.watch(manager);
+    }
+
+    fn watch(&self, manager: &Manager) {
+        if let Some(next) = manager.next() {
+            self.watch_manager(self.instant(next));
         }
     }
 
@@ -611,118 +571,60 @@ impl PortInner {
         let mut todo = Todo::default();
         {
             let mut manager = manager(self);
+            let manager = &mut *manager;
             let known = manager.find(from.ip(), &mad.message);
-            match (known, &mad.message) {
-                (Some(id), _) => {
-                    if let Some(connection) = manager.connections.get_mut(&id) {
-                        if let Some(event) = connection.exchange.on(now, &mad) {
-                            connection.hear(id, event, now, &mut todo);
-                        }
-                        connection.collect(&mut todo);
-                        self.watch(connection);
+            let connection = known.and_then(|id| Some((id, manager.connections.get_mut(&id)?)));
+            match (connection, &mad.message) {
+                // The peer has started again, and numbers as before.
+                (Some((id, connection)), Message::Req(req))
+                    if !connection.exchange.is_request(&mad) =>
+                {
+                    if connection.exchange.phase() == Phase::Over {
+                        manager.asked.remove(&(from.ip(), req.local_id));
+                        self.requested(manager, from, mad.transaction, req, &mut todo);
+                    } else {
+                        tracing::debug!(id, %from, "a request with the number of another connection");
+                        refuse(from, mad.transaction, req, reason::STALE, &mut todo);
                     }
                 }
-                (None, Message::Req(req)) => {
-                    self.requested(&mut manager, from, mad.transaction, req, &mut todo);
+                (Some((id, connection)), _) => {
+                    if let Some(event) = connection.exchange.on(now, &mad) {
+                        connection.hear(id, event, &mut todo);
+                    }
+                    self.settle(manager, id, &mut todo);
                 }
-                // Of a connection that is forgotten: the peer is told that it is over.
+                (None, Message::Req(req)) => {
+                    self.requested(manager, from, mad.transaction, req, &mut todo);
+                }
+                // Of a connection that is forgotten: the peer is told that it is over, or that it is not made.
                 (None, Message::Dreq(dreq)) => {
                     let drep = weft_wire::roce::cm::Rtu {
                         local_id: dreq.remote_id,
                         remote_id: dreq.local_id,
                         private_data: &[],
                     };
-                    let (transaction, message) = (mad.transaction, Message::Drep(drep));
-                    let raw = Mad {
-                        transaction,
-                        message,
-                    };
-                    todo.send.push((from, Box::new(raw.emit())));
+                    todo.say(from, mad.transaction, Message::Drep(drep));
                 }
+                (None, Message::Rep(rep)) => todo.say(from, mad.transaction, unknown(rep)),
                 (None, _) => {}
             }
         }
         self.carry_out(todo);
     }
 
-    fn requested(
-        &self,
-        manager: &mut Manager,
-        from: SocketAddr,
-        transaction: u64,
-        req: &Req<'_>,
-        todo: &mut Todo,
-    ) {
-        let (Some(id), Some(owner)) = (manager.new_id(self), self.owner()) else {
-            return;
-        };
-        let req = Req {
-            max_cm_retries: req.max_cm_retries.min(MOST_REPEATS),
-            ..*req
-        };
-        let mut exchange = Exchange::requested(transaction, id, &req);
-        let pending = self.device.take_pending();
-        let mtu = 128u32.checked_shl(req.mtu.into()).unwrap_or(0);
-        let said = IpHeader::parse(req.private_data);
-        let number = match cm::service(req.service_id) {
-            Some((PortSpace::Tcp, number)) => Some(number),
-            _ => None,
-        };
-        let listener = number.and_then(|number| manager.listeners.get(&number));
-        let refusal = match (&listener, &said) {
-            (None, _) => Some(reason::INVALID_SERVICE),
-            (_, None) => Some(reason::UNSUPPORTED),
-            _ if req.service > 1 || !MTUS.contains(&mtu) => Some(reason::INVALID_TRANSPORT),
-            _ => None,
-        };
-        let mut port = from;
-        if refusal.is_none() && pending.is_none() {
-            // It comes again.
-            return;
-        }
-        if let (None, Some((header, data)), Some((_, on_request)), Some(pending)) =
-            (refusal, said, listener, pending)
+    /// The peer of this connection sends: it has our answer.
+    fn heard(&self, id: u32) {
+        let mut todo = Todo::default();
         {
-            port.set_port(header.port);
-            let ours = SocketAddr::new(self.local_addr().ip(), number.unwrap_or(0));
-            let request = RoceRequest {
-                port: owner,
-                id,
-                answered: false,
-                _pending: pending,
-                addrs: (port, ours),
-                private_data: data.to_vec(),
-                depths: (req.responder_resources, req.initiator_depth),
-                retries: (req.retry_count & 7, req.rnr_retry & 7),
-                dest_qp: req.qp,
-                psn: req.psn,
-                mtu,
-            };
-            todo.asked = Some((Arc::clone(on_request), request));
-        } else {
-            // Not kept: it is refused again when it comes again.
-            exchange.reject(refusal.unwrap_or(reason::INVALID_SERVICE), &[]);
-            while let Some(raw) = exchange.take() {
-                todo.send.push((from, raw));
+            let mut manager = manager(self);
+            if let Some(connection) = manager.connections.get_mut(&id)
+                && let Some(event) = connection.exchange.heard()
+            {
+                connection.hear(id, event, &mut todo);
+                self.settle(&mut manager, id, &mut todo);
             }
-            return;
         }
-        let mut connection = Connection {
-            exchange,
-            peer: from,
-            qp: Weak::new(),
-            remote_qp: req.qp,
-            psn: 0,
-            param: RoceConnect::default(),
-            mtu,
-            depths: (0, 0),
-            rnr_retry: 0,
-            tell: None,
-            until: None,
-        };
-        connection.collect(todo);
-        manager.asked.insert((from.ip(), req.local_id), id);
-        manager.connections.insert(id, connection);
+        self.carry_out(todo);
     }
 
     /// The time of some connections has come.
@@ -732,21 +634,20 @@ impl PortInner {
         {
             let mut manager = manager(self);
             let manager = &mut *manager;
-            let stays = |c: &Connection| c.until.is_none_or(|until| now < until);
-            manager.connections.retain(|_, c| stays(c));
-            let connections = &manager.connections;
-            manager.asked.retain(|_, id| connections.contains_key(id));
-            for (id, connection) in &mut manager.connections {
+            while let Some((_, id)) = manager.kept.pop_front_if(|(until, _)| *until <= now) {
+                manager.remove(id);
+            }
+            while let Some((_, id)) = manager.due.first().copied().filter(|(at, _)| *at <= now) {
+                let Some(connection) = manager.connections.get_mut(&id) else {
+                    manager.due.pop_first();
+                    continue;
+                };
                 if let Some(event) = connection.exchange.expired(now) {
-                    connection.hear(*id, event, now, &mut todo);
+                    connection.hear(id, event, &mut todo);
                 }
-                connection.collect(&mut todo);
+                self.settle(manager, id, &mut todo);
             }
-            let times = manager.connections.values();
-            let next = times.flat_map(|c| [c.exchange.deadline(), c.until]);
-            if let Some(next) = next.flatten().min() {
-                self.watch_manager(self.instant(next));
-            }
+            self.watch(manager);
         }
         self.carry_out(todo);
     }
@@ -812,6 +713,12 @@ impl PortInner {
             let Some(connection) = manager.connections.get_mut(&id) else {
                 return;
             };
+            if connection.exchange.phase() != Phase::Replied {
+                // Given up meanwhile, by the program or by the peer.
+                todo.end.push(Weak::clone(&connection.qp));
+                drop(manager);
+                return self.carry_out(todo);
+            }
             connection.remote_qp = reply.qp & MASK_24;
             let event = match joined {
                 Ok(()) => {
@@ -824,14 +731,12 @@ impl PortInner {
                 }
                 Err(why) => {
                     connection.exchange.reject(reason::NO_RESOURCES, &[]);
-                    connection.over(self.now());
                     RoceEvent::Failed(why)
                 }
             };
             todo.tell
                 .extend(connection.tell.clone().map(|tell| (tell, event)));
-            connection.collect(&mut todo);
-            self.watch(connection);
+            self.settle(&mut manager, id, &mut todo);
         }
         self.carry_out(todo);
     }
@@ -864,11 +769,4 @@ impl PortInner {
 
 fn mtu_code(mtu: u32) -> u8 {
     mtu.ilog2() as u8 - 7
-}
-
-fn gid_of(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    }
 }

@@ -8,10 +8,13 @@
 //! the two directions of a connected queue pair; `cm` and `sidr`, the connection manager. One lock for each connected queue pair, `core`, is held while
 //! its packets are made, sent and placed. Locks are taken in the order receiver of the port, `core`, lists of the port.
 
+mod admit;
 mod cm;
+mod connections;
 mod port;
 mod rx;
 mod sidr;
+mod terms;
 mod train;
 mod tx;
 mod ud;
@@ -44,12 +47,12 @@ use crate::types::{
     WcStatus,
 };
 pub use cm::{
-    ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceConn, RoceConnect, RoceEvent,
-    RoceListening, RoceRequest,
+    ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceConn, RoceListening, RoceRequest,
 };
 pub use port::RocePort;
 use port::{Arrival, Member, PortInner};
 pub use sidr::{RoceLookup, RoceLookupRequest, RoceServing};
+pub use terms::{RoceConnect, RoceEvent};
 use train::Train;
 pub use ud::{RoceUdCounters, RoceUdInit, RoceUdQp};
 
@@ -196,6 +199,10 @@ pub(crate) struct Core {
     waits: bool,
     /// The owner has not dropped it.
     live: bool,
+    /// The connection of the manager whose peer has not said that it has our answer, or 0.
+    unheard: u32,
+    /// A packet says so, and the manager does not know it yet; or 0.
+    heard: u32,
 }
 
 impl AsMut<Keys> for Core {
@@ -292,6 +299,8 @@ impl Pd {
                 alarm: None,
                 waits: false,
                 live: true,
+                unheard: 0,
+                heard: 0,
             }),
         });
         Ok(RoceQp {
@@ -408,6 +417,11 @@ impl RoceQp {
         let member = Arc::downgrade(inner);
         port.inner().add(inner.num, member);
         Ok(())
+    }
+
+    /// A packet of the peer tells the manager that its answer in this connection has come.
+    fn await_word(&self, id: u32) {
+        self.inner.core.lock().unheard = id;
     }
 
     /// Requests of ours may be posted from now on (RTS).

@@ -121,6 +121,8 @@ pub(super) trait Manages: Any + Send + Sync {
     fn hear(&self, port: &PortInner, from: SocketAddr, payload: &[u8]);
     /// The time given to [`PortInner::watch_manager`] has come.
     fn expired(&self, port: &PortInner);
+    /// The peer of the connection with this number, which waits for its word, sends.
+    fn heard(&self, port: &PortInner, id: u32);
     /// The state of its part for datagrams.
     fn datagrams(&self) -> &dyn Any;
 }
@@ -131,6 +133,7 @@ struct Unmanaged;
 impl Manages for Unmanaged {
     fn hear(&self, _port: &PortInner, _from: SocketAddr, _payload: &[u8]) {}
     fn expired(&self, _port: &PortInner) {}
+    fn heard(&self, _port: &PortInner, _id: u32) {}
     fn datagrams(&self) -> &dyn Any {
         self
     }

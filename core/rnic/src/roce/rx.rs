@@ -45,6 +45,9 @@ impl RoceInner {
         let now = way.port.now();
         add_alone(&self.counters.received, 1);
         let rx = core.conn.rx(now, header, payload.len() as u32);
+        if core.unheard != 0 && !matches!(rx, Rx::Nothing) {
+            core.heard = std::mem::take(&mut core.unheard);
+        }
         if let Err(Refused { code, receive }) = self.carry_out(&mut core, rx, payload) {
             core.conn.refuse(code);
             // An unreliable connection drops the message and goes on.

@@ -240,6 +240,10 @@ pub mod reason {
     pub const INVALID_TRANSPORT: u16 = 9;
     /// The same queue pair already has a connection.
     pub const STALE: u16 = 10;
+    /// A GID is not the one of the sender, or of the receiver.
+    pub const INVALID_GID: u16 = 12;
+    /// The path MTU is none, or too long for the way.
+    pub const INVALID_MTU: u16 = 26;
     /// The program refuses.
     pub const CONSUMER: u16 = 28;
 }

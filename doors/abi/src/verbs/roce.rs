@@ -1,7 +1,12 @@
 //! RoCE v2 as the wire of `weft_ib0` (`WEFT_IB_WIRE=roce`): the ports, and of connected queue pairs the part that [`QpObj`](super::qp::QpObj) does not
 //! share with others.
+//!
+//! # Safety
+//!
+//! One call of the C library, with a function of this module.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
@@ -42,6 +47,22 @@ pub(crate) fn active_mtu() -> u32 {
     mtu.ilog2() - 7
 }
 
+/// The ports of this process.
+static PORTS: PerFork<Mutex<Vec<RocePort>>> = PerFork::new();
+/// The handler for the end of the process is there. A forked child inherits it.
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// The kernel's connection manager tells the peers of a process that ends; ours ends with it.
+extern "C" fn at_exit() {
+    // A panic must not prevent the exit, and there is no caller to report it to.
+    let _ = std::panic::catch_unwind(|| {
+        // A thread that was in the middle of it does not hold the exit up.
+        if let Ok(ports) = PORTS.get().try_lock() {
+            ports.iter().for_each(RocePort::say_farewell);
+        }
+    });
+}
+
 /// The port of RoCE of a local address. This process keeps it from its first use on.
 ///
 /// # Errors
@@ -80,9 +101,13 @@ fn refuse(error: Errno, address: IpAddr) {
 }
 
 fn bind(device: &Device, ip: IpAddr, scope: u32) -> Result<RocePort, Errno> {
-    static PORTS: PerFork<Mutex<Vec<RocePort>>> = PerFork::new();
     let port = device.bind_roce(ip, scope);
     let port = port.map_err(|error| os_errno(&error))?;
+    // No lock, because a fork may come between any two lines.
+    if !TOLD.swap(true, Ordering::AcqRel) {
+        // SAFETY: the handler is a function, which stays valid.
+        unsafe { libc::atexit(at_exit) };
+    }
     let mut ports = lock(PORTS.get());
     if ports
         .iter()

@@ -143,6 +143,24 @@ fn flood_exs() {
     flood("exs");
 }
 
+/// All that hosts on the network can do to a victim that speaks RoCE v2.
+#[test]
+fn network_roce() {
+    let (seed, rounds) = (seed(), rounds());
+    let mut stage = Stage::new("roce");
+    stage.attack(
+        Bearable::CALM,
+        &[&["peer", &seed, &rounds], &["forger", &seed, &rounds]],
+    );
+}
+
+/// Ten thousand hosts that ask for a connection and say nothing more.
+#[test]
+fn flood_roce() {
+    let mut stage = Stage::new("roce");
+    stage.attack(Bearable::FLOOD, &[&["strangers", &seed(), "10000"]]);
+}
+
 #[test]
 fn flood_rsockets() {
     flood("rsockets");

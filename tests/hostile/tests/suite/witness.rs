@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use weft_hostile::rng::Rng;
+use weft_hostile::roce::own_address;
 use weft_hostile::target::Told;
 use weft_verbs::cm::{ConnParam, connect};
 use weft_verbs::{
-    Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,
+    Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, RoceConn, RoceConnect, RoceEvent,
+    RoceInit, RocePort, RoceQp, SendWr, Wc, WcStatus,
 };
 
 use super::victims::say;
@@ -123,6 +125,12 @@ fn way(kind: &str, addr: SocketAddr) -> Connect {
         "verbs" => {
             let device = Device::builder().open().expect("a device");
             Box::new(move || Ok(Box::new(Verbs::connect(&device, addr)?)))
+        }
+        "roce" => {
+            let device = Device::builder().open().expect("a device");
+            let ip = own_address(66).into();
+            let port = device.bind_roce(ip, 0).expect("the port");
+            Box::new(move || Ok(Box::new(Roce::connect(&device, &port, addr)?)))
         }
         "exs" => exs(addr, weft_exs::Kind::Stream),
         "packets" => exs(addr, weft_exs::Kind::SeqPacket),
@@ -252,6 +260,128 @@ impl Conn for Verbs {
             return Err("what we wrote is not there any more".into());
         }
         self.qp.disconnect();
+        Ok(())
+    }
+}
+
+// ---- RoCE ----
+
+struct Roce {
+    qp: Arc<RoceQp>,
+    made: RoceConn,
+    cq: Cq,
+    mr: Mr,
+    open: RemoteAddr,
+    there: Vec<u8>,
+    _pd: Pd,
+}
+
+impl Roce {
+    fn connect(device: &Device, port: &RocePort, addr: SocketAddr) -> Result<Roce, String> {
+        let text = |e: weft_verbs::Error| e.to_string();
+        let pd = device.alloc_pd().map_err(text)?;
+        let cq = device.create_cq(256, None).map_err(text)?;
+        let mr = pd.alloc_mr(4 * PAGE, Access::LOCAL_WRITE).map_err(text)?;
+        let init = RoceInit {
+            sq_sig_all: true,
+            ..RoceInit::new(&cq, &cq)
+        };
+        let qp = Arc::new(pd.create_roce_qp(&init).map_err(text)?);
+        let (tell, told) = std::sync::mpsc::channel();
+        let param = RoceConnect {
+            ird: 4,
+            ord: 4,
+            ..RoceConnect::default()
+        };
+        let on_event = move |event| drop(tell.send(event));
+        let made = port
+            .dial(&qp, (addr, 0), 4711, &param, on_event)
+            .map_err(text)?;
+        let told = match told.recv_timeout(PATIENCE) {
+            Ok(RoceEvent::Established { private_data, .. }) => private_data,
+            other => {
+                made.forget();
+                return Err(match other {
+                    Ok(RoceEvent::Rejected { reason, .. }) => format!("rejected: {reason}"),
+                    other => format!("{other:?}"),
+                });
+            }
+        };
+        let from = 16 * Told::Open as usize;
+        let place = told.get(from..from + 16).ok_or("a short reply")?;
+        let open = RemoteAddr {
+            addr: u64::from_be_bytes(place[..8].try_into().expect("eight")),
+            rkey: u32::from_be_bytes(place[8..12].try_into().expect("four")),
+        };
+        let mut conn = Roce {
+            qp,
+            made,
+            cq,
+            mr,
+            open,
+            there: Vec::new(),
+            _pd: pd,
+        };
+        conn.there = conn.fetch()?;
+        Ok(conn)
+    }
+
+    /// Posts it, and waits for so many completions.
+    fn carry_out(&self, wr: SendWr, n: usize) -> Result<(), String> {
+        self.qp.post_send(wr).map_err(|e| format!("{e:?}"))?;
+        let mut wc = [Wc::default()];
+        for done in 0..n {
+            let got = self.cq.wait(&mut wc, Some(PATIENCE));
+            if got.map_err(|e| format!("{e:?}"))? == 0 {
+                return Err(format!("{done} of {n} completions after {PATIENCE:?}"));
+            }
+            if wc[0].status != WcStatus::Success {
+                return Err(format!("{:?}", wc[0]));
+            }
+        }
+        Ok(())
+    }
+
+    /// All of the open place.
+    fn fetch(&self) -> Result<Vec<u8>, String> {
+        let read = SendWr::read(1, self.open).sge(self.mr.sge(0, PAGE));
+        self.carry_out(read, 1)?;
+        self.mr.to_vec(0, PAGE).map_err(|e| e.to_string())
+    }
+}
+
+impl Conn for Roce {
+    fn round(&mut self, rng: &mut Rng) -> Result<(), String> {
+        let text = |e: weft_verbs::MemError| e.to_string();
+        let (off, len) = (rng.below(PAGE - 256), 1 + rng.below(255));
+        let bytes = rng.bytes(len);
+        self.there[off..off + len].copy_from_slice(&bytes);
+        self.mr.write(PAGE, &bytes).map_err(text)?;
+        let at = RemoteAddr {
+            addr: self.open.addr + off as u64,
+            ..self.open
+        };
+        self.carry_out(SendWr::write(2, at).sge(self.mr.sge(PAGE, len)), 1)?;
+        if self.fetch()? != self.there {
+            return Err("what we wrote is not there".into());
+        }
+        let mut message = rng.bytes(32);
+        message[0] = b'E';
+        self.mr.write(2 * PAGE, &message).map_err(text)?;
+        let wr = RecvWr::new(3).sge(self.mr.sge(3 * PAGE, 64));
+        self.qp.post_recv(&[wr]).map_err(|e| format!("{e:?}"))?;
+        self.carry_out(SendWr::send(4).sge(self.mr.sge(2 * PAGE, 32)), 2)?;
+        if self.mr.to_vec(3 * PAGE, 32).map_err(text)? != message {
+            return Err("another answer".into());
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), String> {
+        if self.fetch()? != self.there {
+            return Err("what we wrote is not there any more".into());
+        }
+        self.made.disconnect();
         Ok(())
     }
 }

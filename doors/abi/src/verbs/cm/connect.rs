@@ -313,7 +313,7 @@ impl Core {
         let core = Arc::downgrade(self);
         let listening = match port {
             Port::Stream(port) if nic.persona && roce::is_asked() => {
-                let made = self.listen_roce(&nic, port)?;
+                let made = self.listen_roce(&nic, port, backlog)?;
                 Ok(Listener::Roce(made))
             }
             Port::Stream(port) => {

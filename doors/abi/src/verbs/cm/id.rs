@@ -28,7 +28,7 @@ use super::news::{Membership, News};
 use super::port::Port;
 use super::request::Request;
 use super::roce_datagram::{RoceInquiry, RoceServer};
-use super::roce_link::RoceListener;
+use super::roce_link::{RoceLink, RoceListener};
 use super::terms::Retries;
 use super::types::{rdma_cm_id, rdma_event_channel, rdma_port_space};
 use crate::verbs::events::{EventQueue, Subject};
@@ -116,6 +116,8 @@ pub(super) struct Setup {
     pub(super) preface: Vec<u8>,
     /// The result of `rdma_resolve_addrinfo(3)`.
     pub(super) answer: Option<Answer>,
+    /// The connection of RoCE that was asked for.
+    pub(super) dials: Option<RoceLink>,
 }
 
 /// Attributes for future queue pairs, with pointers of the program in them.

@@ -17,14 +17,17 @@ use crate::verbs::types::{IBV_QPT_RC, IBV_QPT_UD, ibv_qp_type};
 
 impl Core {
     fn destroy(self: &Arc<Self>) {
-        let stage = {
+        let (stage, dials) = {
             let mut setup = self.setup();
             setup.port = None;
-            std::mem::replace(&mut setup.stage, Stage::Gone)
+            let stage = std::mem::replace(&mut setup.stage, Stage::Gone);
+            (stage, setup.dials.take())
         };
-        match stage {
-            Stage::Joined(link) => link.close(),
-            other => drop(other),
+        match (stage, dials) {
+            (Stage::Joined(link), _) => link.close(),
+            // Nobody waits for the peer's answer.
+            (Stage::Joining, Some(link)) => link.forget(),
+            (other, _) => drop(other),
         }
         let Some(place) = lock(&self.place).take() else {
             return;

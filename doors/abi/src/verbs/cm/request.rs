@@ -186,7 +186,12 @@ impl Unseen {
     }
 
     pub(super) fn fetch(mut self) -> Option<Box<Request>> {
-        self.0.take()
+        let mut request = self.0.take();
+        if let Some(Asker::Roce(request)) = request.as_deref_mut().map(|request| &mut request.asker)
+        {
+            request.seen();
+        }
+        request
     }
 }
 

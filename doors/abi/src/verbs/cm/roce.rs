@@ -74,7 +74,7 @@ impl RoceCalling {
         again.pause = (self.pause * 2).min(LONGEST_PAUSE);
         self.nic.native.after(self.pause, move || {
             let (core, link) = (Arc::clone(&again.core), again.link.clone());
-            if again.dial().is_err() {
+            if core.is_joining() && again.dial().is_err() {
                 core.on_roce(&link, event);
             }
         });
@@ -112,6 +112,7 @@ impl Core {
             };
             // The port number stays taken as long as the identifier.
             setup.stage = Stage::Joining;
+            setup.dials = Some(link.clone());
             setup.depths = (param.ird, param.ord);
             (src, dst, setup.retries)
         };
@@ -196,6 +197,7 @@ impl Core {
         self: &Arc<Self>,
         nic: &Nic,
         bound: Bound,
+        backlog: u32,
     ) -> Result<RoceListener, Errno> {
         let addr = bound.local_addr();
         let mut listening = Vec::new();
@@ -208,7 +210,7 @@ impl Core {
                         core.incoming_roce(&nic, request);
                     }
                 };
-                let listening = port.listen(addr.port(), on_request);
+                let listening = port.listen(addr.port(), backlog, on_request);
                 listening.map_err(|_| Errno::ADDRINUSE)
             });
             match made {

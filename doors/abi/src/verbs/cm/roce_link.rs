@@ -67,6 +67,13 @@ impl RoceLink {
         }
     }
 
+    /// The program has no use for the connection any more, made or not.
+    pub(super) fn forget(&self) {
+        if let Some(conn) = lock(&self.conn).clone() {
+            conn.forget();
+        }
+    }
+
     /// The connection has ended: ends the queue pair in any state.
     pub(super) fn bury(&self) {
         if let Ok(qp) = self.qp() {

@@ -2,6 +2,7 @@
 //! `check` asks for the canaries, `dial ADDR` has it connect somewhere, `leave PORT,PORT...` end its connections with these peers, `quit` or the end of the input ends it.
 
 mod exs;
+mod roce;
 mod rsockets;
 mod verbs;
 
@@ -30,6 +31,7 @@ pub(crate) fn live(kind: &str) {
         "verbs" => verbs::start(),
         "exs" => exs::start(weft_exs::Kind::Stream),
         "packets" => exs::start(weft_exs::Kind::SeqPacket),
+        "roce" => roce::start(),
         "rsockets" => rsockets::start(),
         other => panic!("no victim is called {other}"),
     };

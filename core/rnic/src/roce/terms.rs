@@ -1,0 +1,56 @@
+//! What programs say of connections, and hear.
+
+/// How a connection is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoceConnect {
+    /// Private data for the peer: at most [`ROCE_REQUEST_DATA`](crate::ROCE_REQUEST_DATA) bytes in a request,
+    /// [`ROCE_REPLY_DATA`](crate::ROCE_REPLY_DATA) in a reply.
+    pub private_data: Vec<u8>,
+    /// Reads and atomics of the peer at once.
+    pub ird: u8,
+    /// Reads and atomics of ours at once.
+    pub ord: u8,
+    /// Retries of packets, 0 to 7, in both directions. A reply has none.
+    pub retry_count: u8,
+    /// How often the peer repeats a message that finds no receive here, 0 to 7.
+    pub rnr_retry: u8,
+}
+
+impl Default for RoceConnect {
+    fn default() -> Self {
+        RoceConnect {
+            private_data: Vec::new(),
+            ird: 16,
+            ord: 16,
+            retry_count: 7,
+            rnr_retry: 7,
+        }
+    }
+}
+
+/// What becomes of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RoceEvent {
+    /// It is made.
+    Established {
+        /// The private data of the reply; empty at the side that accepted.
+        private_data: Vec<u8>,
+        /// Reads and atomics at once, the peer's and ours.
+        depths: (u8, u8),
+        /// How often we repeat a message that finds no receive.
+        rnr_retry: u8,
+    },
+    /// The peer, or its manager, refuses it. The queue pair stays as it was.
+    Rejected {
+        /// InfiniBand's reason (12.6.7.2): 28 is the program, 8 that nobody listens.
+        reason: u16,
+        /// Of the program.
+        private_data: Vec<u8>,
+    },
+    /// The peer does not answer. A queue pair without a peer stays as it was.
+    TimedOut,
+    /// It could not be made on this side.
+    Failed(&'static str),
+    /// One side has ended it: the queue pair is in the error state.
+    Disconnected,
+}
