@@ -62,8 +62,8 @@ pub use pending_dereg::PendingDereg;
 pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use roce::{
     ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceChange, RoceConn, RoceConnect,
-    RoceCounters, RoceEvent, RoceInit, RoceListening, RocePath, RocePort, RoceQp, RoceRequest,
-    RoceSend, roce_mtu,
+    RoceCounters, RoceEvent, RoceFault, RoceFaults, RoceInit, RoceListening, RocePath, RocePort,
+    RoceQp, RoceRequest, RoceSend, roce_mtu,
 };
 pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;

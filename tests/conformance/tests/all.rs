@@ -18,6 +18,7 @@ mod processes;
 mod random;
 mod reliable;
 mod roce;
+mod roce_on_the_way;
 mod scribble;
 mod segments;
 mod startup;

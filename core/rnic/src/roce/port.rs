@@ -16,12 +16,12 @@ use smallvec::SmallVec;
 use weft_lock::ShortLock;
 use weft_proto::dgram::Now;
 use weft_sys::tcp::BindOptions;
-use weft_sys::udp::{RecvBatch, UdpSocket};
+use weft_sys::udp::{Arrival, RecvBatch, UdpSocket};
 use weft_sys::{Event, Interest};
 use weft_wire::roce::cm;
 use weft_wire::roce::{Header, ICRC_LEN, Icrc, PORT, Route};
 
-use super::RoceInner;
+use super::{RoceInner, WINDOW};
 use crate::cq::Port;
 use crate::device::{DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
@@ -30,6 +30,8 @@ use crate::port_lease::PortLease;
 
 /// Packets, or trains of them, of one system call.
 const PLACES: usize = 4;
+/// What the kernel needs for a packet besides its bytes.
+const PACKET_EXTRA: usize = 256;
 /// Room for packets that wait to be received, in bytes as the kernel counts them.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// The longest packet, or train of them, that there is.
@@ -121,6 +123,11 @@ impl RocePort {
     pub fn dropped(&self) -> (u64, u64) {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (of(&self.0.0.malformed), of(&self.0.0.unknown))
+    }
+
+    /// Sends what its queue pairs have put off until the next poll: a program that ends without destroying them may not poll again.
+    pub fn settle(&self) {
+        self.0.0.resume();
     }
 
     pub(super) fn inner(&self) -> &Arc<PortInner> {
@@ -239,6 +246,23 @@ impl PortInner {
         members.remove(&num);
     }
 
+    /// Whether a thread polls, which will send what is put off.
+    pub(super) fn is_polled(&self) -> bool {
+        self.lease.is_polled()
+    }
+
+    /// Changes with each poll that finds nothing.
+    pub(super) fn polls(&self) -> u32 {
+        self.lease.polls()
+    }
+
+    /// Packets of `mtu` bytes that may be on their way to a peer, whose socket has as much room as ours: three quarters of it.
+    pub(super) fn window(&self, mtu: u32) -> u32 {
+        let cost = (mtu as usize + PACKET_EXTRA).next_power_of_two() + PACKET_EXTRA;
+        let room = self.socket.receive_room().unwrap_or(0);
+        u32::try_from(room / cost * 3 / 4).map_or(WINDOW, |fit| fit.min(WINDOW))
+    }
+
     /// Look at this queue pair at that time.
     pub(super) fn set_alarm(&self, at: Instant, member: Weak<RoceInner>) {
         let timer = {
@@ -340,13 +364,13 @@ impl PortInner {
     }
 
     /// Receives, unless another thread does: `false`.
-    fn drive_some(&self) -> bool {
+    fn drive_some(&self, polled: bool) -> bool {
         self.resume();
         let Some(mut rx) = self.rx.try_lock() else {
             return false;
         };
         for _ in 0..BATCH {
-            if !self.receive(&mut rx) {
+            if !self.receive(&mut rx, polled) {
                 break;
             }
         }
@@ -354,7 +378,7 @@ impl PortInner {
     }
 
     /// Processes available packets; returns whether there may be more.
-    fn receive(&self, rx: &mut Rx) -> bool {
+    fn receive(&self, rx: &mut Rx, polled: bool) -> bool {
         let Rx { batch, last } = rx;
         match self.socket.recv_batch(batch) {
             Ok(()) => {}
@@ -364,6 +388,7 @@ impl PortInner {
                 return true;
             }
         }
+        let now = self.now();
         let mut answering = Answering::new();
         for at in 0..batch.len() {
             let Some((train, bytes)) = batch.get(at) else {
@@ -375,12 +400,13 @@ impl PortInner {
                 dst: SocketAddr::new(to, PORT),
             };
             for packet in bytes.chunks(train.each.max(1)) {
-                self.take(&route, packet, last, &mut answering);
+                let from = (&route, &train.arrival);
+                self.take(now, from, packet, last, &mut answering);
             }
         }
         // One answer for all that was here of a peer.
         for member in answering {
-            member.answer();
+            member.answer(polled);
         }
         batch.len() == batch.places()
     }
@@ -388,7 +414,8 @@ impl PortInner {
     /// One packet.
     fn take(
         &self,
-        route: &Route,
+        now: Now,
+        (route, arrival): (&Route, &Arrival),
         packet: &[u8],
         last: &mut Weak<RoceInner>,
         answering: &mut Answering,
@@ -423,7 +450,7 @@ impl PortInner {
             self.unknown.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        member.take(route.src, &header, payload);
+        member.take(now, arrival, &header, payload);
         if !answering.iter().any(|other| Arc::ptr_eq(other, &member)) {
             answering.push(member);
         }
@@ -473,14 +500,14 @@ impl PortInner {
 
 impl Port for PortInner {
     fn drive(&self) {
-        self.drive_some();
+        self.drive_some(false);
     }
 
     fn drive_leased(&self) {
         if self.lease.poll() {
             self.watch_lease();
         }
-        self.drive_some();
+        self.drive_some(true);
     }
 
     fn flush_deferred(&self) {
@@ -498,7 +525,7 @@ impl Port for PortInner {
 impl Source for PortInner {
     fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
         if self.lease.disarm() {
-            if self.drive_some() {
+            if self.drive_some(false) {
                 self.rearm();
             } else {
                 // The socket stays readable while a polling thread takes a burst out of it.

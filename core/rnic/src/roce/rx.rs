@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use weft_mem::{Access, MemError, PdId, Span};
+use weft_proto::dgram::Now;
 use weft_proto::roce::{Atomic, Received, Rx, State};
+use weft_sys::udp::Arrival;
 use weft_wire::roce::{Header, NakCode};
 
+use super::tx::ECN;
 use super::{Core, RoceInner};
 use crate::lock::add_alone;
 use crate::memory;
@@ -34,8 +37,21 @@ impl From<MemError> for Refused {
 
 impl RoceInner {
     /// A packet with a right ICRC for this queue pair. The transmit side runs later.
-    pub(super) fn take(self: &Arc<Self>, from: SocketAddr, header: &Header, payload: &[u8]) {
+    pub(super) fn take(
+        self: &Arc<Self>,
+        now: Now,
+        &Arrival {
+            from,
+            traffic_class,
+            ..
+        }: &Arrival,
+        header: &Header,
+        payload: &[u8],
+    ) {
         let mut core = self.core.lock();
+        if core.faulty.as_ref().is_some_and(|faulty| faulty.is_down()) {
+            return;
+        }
         let Some(way) = &core.way else {
             return;
         };
@@ -43,8 +59,10 @@ impl RoceInner {
             self.counters.stray.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let now = way.port.now();
         add_alone(&self.counters.received, 1);
+        if traffic_class & ECN == ECN {
+            core.notices.marked(now);
+        }
         let rx = core.conn.rx(now, header, payload.len() as u32);
         if let Err(Refused { code, receive }) = self.carry_out(&mut core, rx, payload) {
             core.conn.refuse(code);
@@ -63,14 +81,22 @@ impl RoceInner {
             .as_ref()
             .is_some_and(|way| way.path.peer == from.ip())
         {
+            add_alone(&self.counters.congested, 1);
             core.conn.congested();
         }
     }
 
-    /// What came is placed: acknowledgements and answers are sent, and what waited for acknowledgements.
-    pub(super) fn answer(self: &Arc<Self>) {
+    /// What came is placed: acknowledgements and answers are sent, and what waited for acknowledgements. `polled`: a thread polls, which will post or poll
+    /// again; acknowledgements wait for that.
+    pub(super) fn answer(self: &Arc<Self>, polled: bool) {
         let mut core = self.core.lock();
-        if core.way.is_some() {
+        if core.way.is_none() {
+            // It has ended meanwhile.
+        } else if polled && core.conn.may_rest() && !core.notices.owed {
+            self.reap(&mut core);
+            self.put_off(&mut core);
+            self.set_alarm(&mut core);
+        } else {
             self.go_on(&mut core);
         }
         drop(core);

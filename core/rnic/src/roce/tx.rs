@@ -7,15 +7,18 @@ use std::sync::Arc;
 use weft_mem::{Access, MemError};
 use weft_proto::rdmap::Payload;
 use weft_sys::udp::TRAIN;
-use weft_wire::roce::{ICRC_LEN, Icrc, MAX_HEADER, Route};
+use weft_wire::roce::{DEFAULT_PKEY, Header, ICRC_LEN, Icrc, MAX_HEADER, Route};
 
+use super::fault::{Fate, RoceFault};
 use super::{Core, RoceInner, Slot, Way, peer_addr};
 use crate::lock::add_alone;
 use crate::qp::{Local, do_local};
 use crate::types::{Sge, WcStatus, sub_list};
 
 /// A train has no more bytes, IP and UDP headers included.
-const TRAIN_BYTES: usize = 60_000;
+const TRAIN_BYTES: usize = 65_000;
+/// The bits of the traffic class that belong to ECN; all of them together are the mark of congestion (RFC 3168).
+pub(super) const ECN: u8 = 3;
 /// Trains of one call, so that one queue pair cannot keep the others waiting.
 const TRAINS: u32 = 16;
 
@@ -29,6 +32,9 @@ pub(super) struct Train {
     end: usize,
     /// Nothing may follow.
     closed: bool,
+    /// The fault of its only packet, and of the packet that begins the next one.
+    fault: Option<RoceFault>,
+    next_fault: Option<RoceFault>,
 }
 
 impl Train {
@@ -50,13 +56,26 @@ impl Train {
             len < self.each || self.end / self.each >= TRAIN || self.end + self.each > TRAIN_BYTES;
     }
 
+    /// As [`Train::appended`], a packet that goes by itself.
+    fn appended_alone(&mut self, start: usize, fault: RoceFault) {
+        self.closed = true;
+        if start == 0 {
+            (self.each, self.end) = (self.bytes.len(), self.bytes.len());
+            self.fault = Some(fault);
+        } else {
+            self.end = start;
+            self.next_fault = Some(fault);
+        }
+    }
+
     /// So many bytes are gone. A packet that did not belong to the train begins the next one.
     fn gone(&mut self, taken: usize) {
         self.bytes.drain(..taken);
         self.end -= taken;
         if self.end == 0 {
             (self.each, self.end) = (self.bytes.len(), self.bytes.len());
-            self.closed = false;
+            self.fault = self.next_fault.take();
+            self.closed = self.fault.is_some();
         }
     }
 
@@ -70,6 +89,11 @@ impl Train {
             let mut crc = Icrc::new(route, identification, packet.len());
             crc.headers(packet);
             *icrc = crc.finish();
+        }
+        if self.fault == Some(RoceFault::Corrupt)
+            && let Some(last) = self.bytes[..self.end].last_mut()
+        {
+            *last ^= 1;
         }
     }
 }
@@ -120,6 +144,9 @@ impl RoceInner {
             core.train
                 .bytes
                 .reserve(MAX_HEADER + way.path.mtu as usize + ICRC_LEN);
+            if self.put_other(core, way) {
+                continue;
+            }
             let Some(tx) = core.conn.next_tx(now, &mut core.train.bytes) else {
                 if core.train.is_empty() {
                     let spare = take(&mut core.train.bytes);
@@ -137,9 +164,40 @@ impl RoceInner {
             let trailer = usize::from(tx.pad) + ICRC_LEN;
             let len = core.train.bytes.len() + trailer;
             core.train.bytes.resize(len, 0);
-            core.train.appended(start);
             add_alone(&self.counters.sent, 1);
+            let Core { train, faulty, .. } = core;
+            let fate = match faulty {
+                None => Fate::Goes,
+                Some(faulty) => faulty.judge(&train.bytes[start..]),
+            };
+            match fate {
+                Fate::Goes => train.appended(start),
+                Fate::Gone => train.bytes.truncate(start),
+                Fate::Alone(fault) => train.appended_alone(start, fault),
+            }
         }
+        true
+    }
+
+    /// Appends a packet that the machine has not made: a notification of congestion, or one that was held back.
+    fn put_other(&self, core: &mut Core, way: &Way) -> bool {
+        let Core {
+            train,
+            faulty,
+            notices,
+            ..
+        } = core;
+        let start = train.bytes.len();
+        if take(&mut notices.owed) {
+            Header::emit_congestion(way.path.dest_qp, DEFAULT_PKEY, &mut train.bytes);
+            train.bytes.extend_from_slice(&[0; ICRC_LEN]);
+        } else if let Some(packet) = faulty.as_mut().and_then(|faulty| faulty.take_next()) {
+            train.bytes.extend_from_slice(&packet);
+        } else {
+            return false;
+        }
+        add_alone(&self.counters.sent, 1);
+        train.appended(start);
         true
     }
 
@@ -209,24 +267,29 @@ impl RoceInner {
         let from = way.port.local_addr();
         let to = peer_addr(way.path.peer, way.path.scope);
         let route = Route { src: from, dst: to };
-        let (socket, class) = (way.port.socket(), way.path.traffic_class);
+        let socket = way.port.socket();
         while train.end > 0 {
+            let class = match train.fault {
+                Some(RoceFault::Mark) => way.path.traffic_class | ECN,
+                _ => way.path.traffic_class,
+            };
             let several = train.end > train.each;
             train.seal(&route, several);
-            let mut sent = if several {
-                let bytes = &train.bytes[..train.end];
-                let cut = socket.send_cut(bytes, train.each, to, None, class);
-                cut.map(|cut| if cut { train.end } else { 0 })
-            } else {
-                Ok(0)
-            };
-            if matches!(sent, Ok(0)) {
-                if several {
-                    train.seal(&route, false);
+            let bytes = &train.bytes[..train.end];
+            let sent = if several {
+                match socket.send_cut(bytes, train.each, to, None, class) {
+                    Ok(true) => Ok(train.end),
+                    Ok(false) => {
+                        train.seal(&route, false);
+                        let bytes = &train.bytes[..train.end];
+                        socket.send_each(bytes, train.each, to, None, class)
+                    }
+                    Err(error) => Err(error),
                 }
-                let bytes = &train.bytes[..train.end];
-                sent = socket.send_each(bytes, train.each, to, None, class);
-            }
+            } else {
+                let sent = socket.send_marked(bytes, to, None, class);
+                sent.map(|()| train.end)
+            };
             match sent {
                 Ok(taken) => train.gone(taken),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flushed::Full,

@@ -1,6 +1,11 @@
 //! Connected queue pairs of `weft_ib0` that speak RoCE v2 (`WEFT_IB_WIRE=roce`): the part that [`QpObj`](super::qp::QpObj) does not share with others.
+//!
+//! # Safety
+//!
+//! `atexit` gets a function.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
@@ -10,11 +15,16 @@ use weft_verbs::{
     RoceSend, SendWr, roce_mtu, settings,
 };
 
+use super::faults::{self, QpFaults};
 use super::gid::is_link_local;
 use super::object::{PerFork, lock};
 use super::types::*;
+use super::which::Which;
 use super::{os_errno, persona, refused};
 use crate::once::ForkOnce;
+
+/// The ports of this process.
+static PORTS: PerFork<Mutex<Vec<RocePort>>> = PerFork::new();
 
 /// True if new connected queue pairs of `weft_ib0` speak RoCE.
 pub(crate) fn is_asked() -> bool {
@@ -44,7 +54,6 @@ pub(crate) fn active_mtu() -> u32 {
 /// # Errors
 /// As `bind(2)`.
 pub(crate) fn port(device: &Device, ip: IpAddr, scope: u32) -> Result<RocePort, Errno> {
-    static PORTS: PerFork<Mutex<Vec<RocePort>>> = PerFork::new();
     let port = device.bind_roce(ip, scope).map_err(|error| {
         tracing::warn!(
             %error,
@@ -59,8 +68,24 @@ pub(crate) fn port(device: &Device, ip: IpAddr, scope: u32) -> Result<RocePort, 
         .all(|known| known.local_addr() != port.local_addr())
     {
         ports.push(port.clone());
+        settle_at_exit();
     }
     Ok(port)
+}
+
+/// A program may take a message and end at once. Its peer would wait in vain for an acknowledgement that was put off.
+fn settle_at_exit() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    extern "C" fn settle() {
+        // A handler must not wait for the thread that it has interrupted.
+        if let Ok(ports) = PORTS.get().try_lock() {
+            ports.iter().for_each(RocePort::settle);
+        }
+    }
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handler is a function, which stays valid: the library is never unloaded before it was called.
+        unsafe { libc::atexit(settle) };
+    }
 }
 
 /// The native queue pair and its parameters.
@@ -71,6 +96,7 @@ pub(crate) struct Roce {
     init: RoceInit,
     /// Sends posted while the send queue was drained (SQD).
     resting: Mutex<Vec<SendWr>>,
+    faults: Option<Arc<QpFaults>>,
 }
 
 impl Roce {
@@ -82,6 +108,7 @@ impl Roce {
         pd: &weft_verbs::Pd,
         init: &QpInit,
         unreliable: bool,
+        which: Which,
     ) -> Result<Roce, weft_verbs::Error> {
         let init = RoceInit {
             srq: init.srq.clone(),
@@ -95,12 +122,30 @@ impl Roce {
             comp_counters: init.comp_counters.clone(),
             ..RoceInit::new(&init.send_cq, &init.recv_cq)
         };
-        Ok(Roce {
-            native: Some(Arc::new(pd.create_roce_qp(&init)?)),
+        let native = pd.create_roce_qp(&init)?;
+        let roce = Roce {
+            faults: faults::of_queue_pair(native.num(), which),
+            native: None,
             pd: pd.clone(),
             init,
             resting: Mutex::default(),
+        };
+        Ok(Roce {
+            native: Some(Arc::new(roce.with_faults(native))),
+            ..roce
         })
+    }
+
+    fn with_faults(&self, native: RoceQp) -> RoceQp {
+        if let Some(faults) = &self.faults {
+            native.set_faults(Arc::clone(faults) as _);
+        }
+        native
+    }
+
+    /// Its faults from `WEFT_FAULTS`.
+    pub(crate) fn faults(&self) -> Option<Arc<QpFaults>> {
+        self.faults.clone()
     }
 
     /// The native queue pair.
@@ -191,7 +236,7 @@ impl Roce {
     /// As creating a queue pair; the call may be repeated.
     pub(crate) fn renew(&mut self) -> Result<(), Errno> {
         let native = self.pd.create_roce_qp(&self.init).map_err(super::errno)?;
-        self.native = Some(Arc::new(native));
+        self.native = Some(Arc::new(self.with_faults(native)));
         Ok(())
     }
 
