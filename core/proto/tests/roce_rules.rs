@@ -161,21 +161,134 @@ fn without_an_answer_the_connection_fails_after_the_tries() {
     post(&mut conn, SEND, 1);
     post(&mut conn, SEND, 1);
     assert_eq!(psns(&mut conn, T0).len(), 2);
+    // The questions meanwhile use no try.
+    let asks_until = |conn: &mut Connection, due: Now| {
+        while conn.deadline() != Some(due) {
+            let at = conn.deadline().expect("a time");
+            assert!(at < due, "{at:?} {due:?}");
+            conn.expired(at);
+            assert_eq!(psns(conn, at), [0xff_ffff], "the last packet");
+        }
+    };
     // Each wait is twice as long as the one before.
     for waits in [1, 3] {
         let due = T0 + patience * waits;
-        assert_eq!(conn.deadline(), Some(due));
+        asks_until(&mut conn, due);
         conn.expired(due.saturating_sub(TICK));
         assert_eq!(psns(&mut conn, due), [], "too early");
         conn.expired(due);
         assert_eq!(psns(&mut conn, due), [0xff_fffe, 0xff_ffff]);
     }
+    asks_until(&mut conn, T0 + patience * 7);
     conn.expired((T0 + patience * 7).saturating_sub(TICK));
     assert_eq!(conn.state(), State::Open);
     conn.expired(T0 + patience * 7);
     assert_eq!(conn.state(), State::Failed);
     conn.flush();
     assert_eq!(dones(&mut conn), [Status::RetryExceeded, Status::Flushed]);
+}
+
+/// The last packet of a burst, or the acknowledgement, is lost: nothing that comes later shows it.
+#[test]
+fn a_missing_acknowledgement_is_asked_for_long_before_the_timer_ends() {
+    let us = Duration::from_micros;
+    let mut conn = connection();
+    post(&mut conn, SEND, 256);
+    psns(&mut conn, T0);
+    conn.rx(T0 + us(50), &answer(ACK, 0xff_fffe), 0);
+    assert_eq!(dones(&mut conn).len(), 1);
+    let sent = T0 + us(100);
+    post(&mut conn, SEND, 256 * 3);
+    assert_eq!(psns(&mut conn, sent), [0xff_ffff, 0, 1]);
+    let asked = sent + Duration::from_millis(1);
+    assert_eq!(conn.deadline(), Some(asked));
+    conn.expired(asked);
+    let again = packets(&mut conn, asked);
+    assert_eq!((again.len(), again[0].0.psn), (1, 1));
+    assert!(again[0].0.ack_request);
+    let last = Payload::Wr {
+        seq: 1,
+        offset: 512,
+        len: 256,
+    };
+    assert_eq!(again[0].1, last);
+    // Each question in vain doubles the wait for the next one.
+    assert_eq!(conn.deadline(), Some(sent + Duration::from_millis(2)));
+    // The peer misses the packet before it.
+    conn.rx(asked + us(50), &answer(LOST, 0), 0);
+    assert_eq!(psns(&mut conn, asked + us(50)), [0, 1]);
+    conn.rx(asked + us(100), &answer(ACK, 1), 0);
+    assert_eq!(dones(&mut conn), [Status::Ok { byte_len: 768 }]);
+    // A Read is asked for again from what is missing on.
+    post(&mut conn, READ, 700);
+    let begun = asked + us(200);
+    assert_eq!(psns(&mut conn, begun), [2]);
+    let due = conn.deadline().expect("a time");
+    assert!(due < begun + Duration::from_millis(5), "{:?}", due - begun);
+    let first = Header {
+        aeth: Some(Aeth {
+            syndrome: ACK,
+            msn: 1,
+        }),
+        ..request(Wire::ReadResponseFirst, 2)
+    };
+    conn.rx(begun, &first, 256);
+    conn.rx_placed();
+    let due = conn.deadline().expect("a time");
+    conn.expired(due);
+    let again = packets(&mut conn, due);
+    let reth = Reth {
+        va: 0x200,
+        rkey: 1,
+        len: 444,
+    };
+    assert_eq!((again[0].0.psn, again[0].0.reth), (3, Some(reth)));
+    assert_eq!(again.len(), 1);
+}
+
+/// Requests of one size go to the network together: what is owed to the peer follows them.
+#[test]
+fn an_acknowledgement_follows_the_requests_of_its_time() {
+    let mut conn = connection();
+    conn.rx(
+        T0,
+        &Header {
+            ack_request: true,
+            ..request(Wire::SendOnly, 100)
+        },
+        0,
+    );
+    conn.rx_placed();
+    assert!(conn.may_rest());
+    for _ in 0..3 {
+        post(&mut conn, SEND, 256);
+    }
+    assert!(!conn.may_rest());
+    let sent = packets(&mut conn, T0);
+    let ops: Vec<Wire> = sent.iter().map(|(header, _)| header.opcode.op).collect();
+    assert_eq!(
+        ops,
+        [Wire::SendOnly, Wire::SendOnly, Wire::SendOnly, Wire::Ack]
+    );
+    assert!(!conn.may_rest(), "nothing is left");
+    // A peer that sends without end does not keep its acknowledgement from going.
+    conn.rx(
+        T0,
+        &Header {
+            ack_request: true,
+            ..request(Wire::SendOnly, 101)
+        },
+        0,
+    );
+    conn.rx_placed();
+    for _ in 0..40 {
+        post(&mut conn, SEND, 256);
+    }
+    let sent = packets(&mut conn, T0);
+    let at = sent
+        .iter()
+        .position(|(header, _)| header.opcode.op == Wire::Ack);
+    assert_eq!(at, Some(16));
 }
 
 #[test]

@@ -62,9 +62,9 @@ pub use pending_dereg::PendingDereg;
 pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use roce::{
     ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceChange, RoceConn, RoceConnect,
-    RoceCounters, RoceEvent, RoceInit, RoceListening, RoceLookup, RoceLookupRequest, RocePath,
-    RocePort, RoceQp, RoceRequest, RoceSend, RoceServing, RoceUdCounters, RoceUdInit, RoceUdQp,
-    roce_mtu,
+    RoceCounters, RoceEvent, RoceFault, RoceFaults, RoceInit, RoceListening, RoceLookup,
+    RoceLookupRequest, RocePath, RocePort, RoceQp, RoceRequest, RoceSend, RoceServing,
+    RoceUdCounters, RoceUdInit, RoceUdQp, roce_mtu,
 };
 pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;

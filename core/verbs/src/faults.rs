@@ -10,23 +10,28 @@
 //!     send random 0.0001: die                  # one in ten thousand: the connection breaks, without a message to the peer
 //!     recv 10 on 2: terminate                  # an error ends the connection, with a Terminate message to the peer
 //!     send 5000: port down 200ms               # nothing is sent or received during that time
+//!     packet random 0.001: drop                # RoCE on the wire: one packet in a thousand is lost
 //! ");
 //! assert!(script.is_ok());
 //! ```
 //!
-//! Requests are counted for each queue pair from 1, queue pairs in the order in which they were made. Nothing depends on time or threads but the
+//! Requests, and packets sent, are counted for each queue pair from 1, queue pairs in the order in which they were made. Nothing depends on time or threads but the
 //! order in which the program itself makes its calls, so that a run can be repeated. `docs/verbs.md` has the text for users.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The kind of request that a rule counts.
+use weft_rnic::RoceFault;
+
+/// What a rule counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Post {
     /// Sends of any kind.
     Send,
     /// Receives.
     Recv,
+    /// Packets that a queue pair of RoCE sends.
+    Packet,
 }
 
 impl fmt::Display for Post {
@@ -34,6 +39,7 @@ impl fmt::Display for Post {
         f.write_str(match self {
             Post::Send => "send",
             Post::Recv => "recv",
+            Post::Packet => "packet",
         })
     }
 }
@@ -60,6 +66,8 @@ pub enum Action {
     Die,
     /// The port goes down, and comes up after the time. `None`: it stays down.
     PortDown(Option<Duration>),
+    /// The packet has this fault.
+    Packet(RoceFault),
 }
 
 /// As scripts have it.
@@ -75,6 +83,10 @@ impl fmt::Display for Action {
             Action::Die => f.write_str("die"),
             Action::PortDown(None) => f.write_str("port down"),
             Action::PortDown(Some(time)) => write!(f, "port down {time:?}"),
+            Action::Packet(fault) => {
+                let name = PACKET_FAULTS.iter().find(|(_, known)| known == fault);
+                f.write_str(name.map_or("an unknown fault", |(name, _)| name))
+            }
         }
     }
 }
@@ -137,6 +149,14 @@ const STATUSES: [&str; 23] = [
     "TM_ERR",
 ];
 
+const PACKET_FAULTS: [(&str, RoceFault); 5] = [
+    ("drop", RoceFault::Drop),
+    ("duplicate", RoceFault::Duplicate),
+    ("reorder", RoceFault::Reorder),
+    ("corrupt", RoceFault::Corrupt),
+    ("mark", RoceFault::Mark),
+];
+
 impl Script {
     /// Parses a script.
     ///
@@ -188,12 +208,13 @@ impl Script {
 }
 
 fn rule(line: &str) -> Result<Rule, String> {
-    const FORM: &str = "a rule reads `send|recv N|every N|random P [on QP]: ACTION`";
+    const FORM: &str = "a rule reads `send|recv|packet N|every N|random P [on QP]: ACTION`";
     let (left, action) = line.split_once(':').ok_or(FORM)?;
     let mut words = left.split_whitespace();
     let post = match words.next() {
         Some("send") => Post::Send,
         Some("recv") => Post::Recv,
+        Some("packet") => Post::Packet,
         _ => return Err(FORM.into()),
     };
     let when = match words.next().ok_or(FORM)? {
@@ -222,6 +243,10 @@ fn rule(line: &str) -> Result<Rule, String> {
     if post == Post::Recv && matches!(action, Action::Complete(_)) {
         return Err("only sends can be completed with a status".into());
     }
+    let of_packets = matches!(action, Action::Packet(_));
+    if of_packets != (post == Post::Packet) {
+        return Err(format!("`{action}` is no action of a `{post}` rule"));
+    }
     Ok(Rule {
         post,
         when,
@@ -245,8 +270,11 @@ fn action_of(text: &str) -> Result<Action, String> {
         ["die"] => Ok(Action::Die),
         ["port", "down"] => Ok(Action::PortDown(None)),
         ["port", "down", time] => Ok(Action::PortDown(Some(time_of(time)?))),
+        [name] if let Some((_, fault)) = PACKET_FAULTS.iter().find(|(known, _)| *known == name) => {
+            Ok(Action::Packet(*fault))
+        }
         _ => Err(format!(
-            "`{}` is not an action: delay TIME, complete STATUS, terminate, die, port down [TIME]",
+            "`{}` is not an action: delay TIME, complete STATUS, terminate, die, port down [TIME]; of packets: drop, duplicate, reorder, corrupt, mark",
             text.trim()
         )),
     }
@@ -287,6 +315,8 @@ mod tests {
         recv 10 on 2: terminate
         send random 0.25 on 3: die
         send 5000: port down 200ms
+        packet every 3 on 4: drop
+        packet 2 on 4: mark
     ";
 
     fn at(script: &Script, post: Post, qp: u32, n: u64) -> Vec<Action> {
@@ -304,7 +334,16 @@ mod tests {
         assert_eq!(at(&script, Post::Send, 2, 3000), [late]);
         let down = Action::PortDown(Some(Duration::from_millis(200)));
         assert_eq!(at(&script, Post::Send, 1, 5000), [late, down]);
+        let lost = Action::Packet(RoceFault::Drop);
+        assert_eq!(at(&script, Post::Packet, 4, 6), [lost]);
+        assert_eq!(
+            at(&script, Post::Packet, 4, 2),
+            [Action::Packet(RoceFault::Mark)]
+        );
+        assert_eq!(at(&script, Post::Send, 4, 6), []);
         for (action, text) in [
+            (lost, "drop"),
+            (Action::Packet(RoceFault::Corrupt), "corrupt"),
             (late, "delay 5ms"),
             (down, "port down 200ms"),
             (Action::Complete(12), "complete RETRY_EXC_ERR"),
@@ -339,6 +378,8 @@ mod tests {
             ("send random 2: die", 1, "probability"),
             ("recv 1: complete RETRY_EXC_ERR", 1, "only sends"),
             ("send 1: complete SUCCESS", 1, "not an error"),
+            ("send 1: drop", 1, "no action of a `send` rule"),
+            ("packet 1: die", 1, "no action of a `packet` rule"),
             ("send 1: delay 5", 1, "not a time"),
             ("send 1 on: die", 1, "a rule reads"),
             ("send 1 on 1 2: die", 1, "a rule reads"),

@@ -387,3 +387,14 @@ proptest! {
         prop_assert_eq!(Mad::parse(&raw[..cm::MAD_LEN - 1]), None);
     }
 }
+
+/// A BTH of opcode 0x81 with BECN, and 16 reserved bytes (annex A17.9.3).
+#[test]
+fn a_congestion_notification_names_the_queue_pair_that_is_to_send_less() {
+    let mut raw = Vec::new();
+    Header::emit_congestion(0xff12_3456, 0xffff, &mut raw);
+    let bth = [0x81, 0x40, 0xff, 0xff, 0x40, 0x12, 0x34, 0x56, 0, 0, 0, 0];
+    assert_eq!(raw, [&bth[..], &[0; 16]].concat());
+    assert_eq!(Header::congested_qp(&raw), Some(0x12_3456));
+    assert_eq!(Header::congested_qp(&raw[..11]), None);
+}

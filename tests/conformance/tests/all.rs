@@ -19,6 +19,7 @@ mod random;
 mod reliable;
 mod roce;
 mod roce_cm;
+mod roce_on_the_way;
 mod roce_ud;
 mod scribble;
 mod segments;

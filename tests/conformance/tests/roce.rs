@@ -12,28 +12,28 @@ use weft_verbs::{
     RocePath, RocePort, RoceQp, RoceRequest, RoceSend, SendOp, SendWr, Wc, WcOpcode, WcStatus,
 };
 
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A loopback address that no other test of this process uses.
-pub(super) fn address() -> IpAddr {
+pub(crate) fn address() -> IpAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     Ipv4Addr::new(127, 47, 91, NEXT.fetch_add(1, Ordering::Relaxed)).into()
 }
 
-pub(super) struct End {
-    pub(super) device: Device,
-    pd: Pd,
-    cq: Cq,
-    pub(super) port: RocePort,
-    pub(super) qp: Arc<RoceQp>,
-    pub(super) mr: Mr,
+pub(crate) struct End {
+    pub(crate) device: Device,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) port: RocePort,
+    pub(crate) qp: Arc<RoceQp>,
+    pub(crate) mr: Mr,
 }
 
-struct Options {
-    unreliable: bool,
-    mtu: u32,
-    send: RoceSend,
-    depth: u8,
+pub(crate) struct Options {
+    pub(crate) unreliable: bool,
+    pub(crate) mtu: u32,
+    pub(crate) send: RoceSend,
+    pub(crate) depth: u8,
 }
 
 impl Default for Options {
@@ -74,14 +74,14 @@ impl End {
         }
     }
 
-    fn remote(&self, offset: u64) -> RemoteAddr {
+    pub(crate) fn remote(&self, offset: u64) -> RemoteAddr {
         RemoteAddr {
             addr: offset,
             rkey: self.mr.rkey(),
         }
     }
 
-    fn wait(&self) -> Wc {
+    pub(crate) fn wait(&self) -> Wc {
         let mut wc = [Wc::default()];
         let got = self.cq.wait(&mut wc, Some(PATIENCE)).unwrap();
         assert_eq!(got, 1, "nothing completes");
@@ -89,7 +89,7 @@ impl End {
     }
 
     /// The way to it.
-    fn path(&self, options: &Options) -> RocePath {
+    pub(crate) fn path(&self, options: &Options) -> RocePath {
         RocePath {
             peer: self.port.local_addr().ip(),
             scope: 0,
@@ -102,7 +102,7 @@ impl End {
         }
     }
 
-    fn fill(&self, len: usize, seed: u8) -> Vec<u8> {
+    pub(crate) fn fill(&self, len: usize, seed: u8) -> Vec<u8> {
         let bytes: Vec<u8> = (0..len).map(|i| (i * 31 + i / 251) as u8 ^ seed).collect();
         self.mr.write(0, &bytes).unwrap();
         bytes
@@ -121,7 +121,7 @@ fn join(a: &End, b: &End, options: &Options) {
     b.qp.send_with(&options.send).unwrap();
 }
 
-fn pair_with(options: &Options) -> (End, End) {
+pub(crate) fn pair_with(options: &Options) -> (End, End) {
     let unreliable = options.unreliable;
     let end = || End::new(address(), |_, _, init| init.unreliable = unreliable);
     let (a, b) = (end(), end());
@@ -129,7 +129,7 @@ fn pair_with(options: &Options) -> (End, End) {
     (a, b)
 }
 
-fn pair() -> (End, End) {
+pub(crate) fn pair() -> (End, End) {
     pair_with(&Options::default())
 }
 

@@ -39,6 +39,7 @@
 pub mod cm;
 mod requester;
 mod responder;
+mod rtt;
 pub mod sidr;
 mod window;
 
@@ -50,10 +51,14 @@ use weft_wire::roce::{MASK_24, NakCode, Service};
 use crate::dgram::Now;
 use crate::rdmap::{Op, Payload, SendWr};
 use responder::{Open, Out, Pending, Resource};
+use rtt::Rtt;
 use window::Window;
 
 /// 0.54 s, which `rdma_cm` of Linux waits.
 const LONGEST_WAIT: Duration = Duration::from_nanos(4096 << 17);
+
+/// Requests that may precede an acknowledgement that is owed: packets of one size go to the network together, and it would part them.
+const REQUESTS_FIRST: u32 = 16;
 
 /// The packets of one message, and of all that are on their way, must be fewer than half of all numbers.
 const MOST_PACKETS: u32 = 1 << 22;
@@ -322,6 +327,11 @@ pub struct Connection<W = ()> {
     since: Now,
     /// Since the last progress an answer was missing, and was asked for again.
     asked_again: bool,
+    rtt: Rtt,
+    /// The last packet is to be repeated, so that the peer answers.
+    asks: bool,
+    /// How often it was, since the last progress or loss.
+    asked: u32,
 
     // The responder.
     expected: u32,
@@ -339,8 +349,8 @@ pub struct Connection<W = ()> {
     nak_sent: bool,
     resources: VecDeque<Resource>,
     out: VecDeque<Out>,
-    /// A request precedes the next answer.
-    request_turn: bool,
+    /// Requests since the last answer.
+    requests: u32,
 }
 
 impl<W> Connection<W> {
@@ -367,6 +377,9 @@ impl<W> Connection<W> {
             rnr_until: None,
             since: Now::ZERO,
             asked_again: false,
+            rtt: Rtt::default(),
+            asks: false,
+            asked: 0,
             expected: config.rq_psn & MASK_24,
             msn: 0,
             open: None,
@@ -378,7 +391,7 @@ impl<W> Connection<W> {
             nak_sent: false,
             resources: VecDeque::new(),
             out: VecDeque::new(),
-            request_turn: false,
+            requests: 0,
         }
     }
 
@@ -501,15 +514,28 @@ impl<W> Connection<W> {
         if self.state == State::Closed {
             return None;
         }
-        if self.request_turn || self.out.is_empty() {
-            self.request_turn = false;
-            if let Some(tx) = self.next_request(now, header) {
-                return Some(tx);
-            }
+        let first = match self.out.front() {
+            None => u32::MAX,
+            Some(Out::Ack { .. }) => REQUESTS_FIRST,
+            Some(_) => 1,
+        };
+        if self.requests < first
+            && let Some(tx) = self.next_request(now, header)
+        {
+            self.requests += 1;
+            return Some(tx);
         }
-        let tx = self.next_answer(header);
-        self.request_turn = true;
-        tx
+        self.requests = 0;
+        self.next_answer(header)
+    }
+
+    /// All that there is to send are acknowledgements, which may go with what the program posts next.
+    pub fn may_rest(&self) -> bool {
+        self.state == State::Open
+            && !self.asks
+            && !self.out.is_empty()
+            && self.out.iter().all(|out| matches!(out, Out::Ack { .. }))
+            && self.next >= self.base + self.sq.len() as u64
     }
 
     /// The last `None` of [`next_tx`](Self::next_tx) was no end: receive what is there, and run the transmit loop again.
@@ -526,7 +552,14 @@ impl<W> Connection<W> {
             return Some(until);
         }
         let waits = self.unacked != self.fresh && self.config.service == Service::Rc;
-        Some(self.since + self.patience().filter(|_| waits)?)
+        let patience = self.patience().filter(|_| waits)?;
+        Some(self.since + self.until_question(patience).unwrap_or(patience))
+    }
+
+    /// How long an answer is waited for until the peer is asked; `None` where the transport timer ends soon.
+    fn until_question(&self, patience: Duration) -> Option<Duration> {
+        let wait = self.rtt.wait(patience, self.asked);
+        (wait < patience / 2).then_some(wait)
     }
 
     /// How long the next acknowledgement is waited for. Each wait in vain makes the next one twice as long, up to half a second: a peer whose

@@ -2,7 +2,7 @@
 
 use weft_wire::rdmap::AtomicOp;
 use weft_wire::roce::{
-    AtomicEth, Header, NakCode, Op as Wire, Opcode, Reth, Service, Syndrome, rnr_delay,
+    AtomicEth, Header, MASK_24, NakCode, Op as Wire, Opcode, Reth, Service, Syndrome, rnr_delay,
 };
 
 use super::responder::Pending;
@@ -24,6 +24,11 @@ impl<W> Connection<W> {
         }
         if self.rnr_until.take().is_some() {
             self.since = now;
+        }
+        if std::mem::take(&mut self.asks)
+            && let Some(tx) = self.last_again(header)
+        {
+            return Some(tx);
         }
         // Local work that was done stays in the queue until it is popped.
         while (self.entry(self.next))
@@ -74,6 +79,9 @@ impl<W> Connection<W> {
         let fills = flying + used >= self.window.size();
         out.ack_request = config.service == Service::Rc
             && (last || fills || psn.is_multiple_of(ACK_EVERY) || (again && psn == self.unacked));
+        if out.ack_request && !again {
+            self.rtt.sent(psn, now);
+        }
         if last && config.service == Service::Uc {
             // Nothing will tell.
             self.entry(next)?.progress = Progress::Done;
@@ -97,6 +105,28 @@ impl<W> Connection<W> {
         Some(tx)
     }
 
+    /// The packet that was sent last, again, of a Read the request for what is missing: the peer says what it has.
+    fn last_again(&mut self, header: &mut Vec<u8>) -> Option<Tx> {
+        let last = ahead(self.psn, MASK_24);
+        let index = self.started(last)?;
+        let seq = self.base + index as u64;
+        if distance(last, self.unacked) < 0 || self.doomed.is_some_and(|doomed| seq >= doomed) {
+            return None;
+        }
+        let entry = &self.sq[index];
+        let packet = if entry.wr.op.is_answered() {
+            entry.received
+        } else {
+            distance(last, entry.first).cast_unsigned()
+        };
+        let (tx, mut out, _) = entry.cut(seq, packet, &self.config);
+        out.psn = ahead(entry.first, packet);
+        out.ack_request = true;
+        self.rtt.again();
+        out.emit(header);
+        Some(tx)
+    }
+
     /// Local work is done.
     pub fn local_done(&mut self, seq: u64) {
         if let Some(entry) = self.entry(seq) {
@@ -108,6 +138,13 @@ impl<W> Connection<W> {
     /// The time of [`deadline`](Self::deadline) has come.
     pub fn expired(&mut self, now: Now) {
         if self.deadline().is_none_or(|deadline| now < deadline) || self.rnr_until.is_some() {
+            return;
+        }
+        if let Some(patience) = self.patience()
+            && now < self.since + patience
+        {
+            self.asks = true;
+            self.asked += 1;
             return;
         }
         self.since = now;
@@ -122,6 +159,7 @@ impl<W> Connection<W> {
     /// A packet was lost: go back to the oldest one that is not acknowledged, if there are tries left.
     fn lost(&mut self) {
         self.window.shrink(self.fresh);
+        (self.asks, self.asked) = (false, 0);
         if self.unacked == self.fresh {
             return;
         }
@@ -157,6 +195,7 @@ impl<W> Connection<W> {
     /// The next packet sent is the oldest that is not acknowledged.
     fn go_back(&mut self) {
         let unacked = self.unacked;
+        self.rtt.again();
         if let Some(index) = self.started(unacked) {
             self.next = self.base + index as u64;
             self.packet = distance(unacked, self.sq[index].first).cast_unsigned();
@@ -236,6 +275,8 @@ impl<W> Connection<W> {
         self.rnr_tries = self.config.rnr_retry;
         self.rnr_until = None;
         self.asked_again = false;
+        (self.asks, self.asked) = (false, 0);
+        self.rtt.acknowledged(reached, now);
         self.window.grow(packets, reached);
         // What was to be sent again has arrived meanwhile.
         if distance(self.psn, reached) < 0 {

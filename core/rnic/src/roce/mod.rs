@@ -11,6 +11,7 @@
 mod admit;
 mod cm;
 mod connections;
+mod fault;
 mod port;
 mod rx;
 mod sidr;
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use weft_mem::{Access, KeyLock, Keys};
+use weft_proto::dgram::Now;
 pub use weft_proto::roce::Change as RoceChange;
 use weft_proto::roce::{Config, Connection, State, Status, supports};
 use weft_sys::udp::path_mtu;
@@ -49,6 +51,8 @@ use crate::types::{
 pub use cm::{
     ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceConn, RoceListening, RoceRequest,
 };
+use fault::Faulty;
+pub use fault::{RoceFault, RoceFaults};
 pub use port::RocePort;
 use port::{Arrival, Member, PortInner};
 pub use sidr::{RoceLookup, RoceLookupRequest, RoceServing};
@@ -68,8 +72,14 @@ pub fn roce_mtu(ip_mtu: u32, is_ipv6: bool) -> Option<u32> {
     MTUS.iter().rev().find(fits).copied()
 }
 
-/// Packets on their way at once: half of what the receive buffer of a socket holds of the longest ones.
+/// Packets on their way at once, at most.
 const WINDOW: u32 = 256;
+/// Posts that may wait for the next poll, see [`RoceQp::post_send`].
+const DEFER_MAX: u32 = 64;
+/// Requests with more payload than this are never put off.
+const DEFER_BYTES: u32 = 4096;
+/// A peer is told of congestion no more often, as adapters do it.
+const NOTICE_EVERY: Duration = Duration::from_micros(50);
 
 /// The parameters of a queue pair of RoCE.
 #[derive(Clone)]
@@ -163,6 +173,8 @@ pub struct RoceCounters {
     pub received: u64,
     /// Packets dropped that came from another address than the peer's.
     pub stray: u64,
+    /// Notifications of congestion received.
+    pub congested: u64,
 }
 
 #[derive(Default)]
@@ -170,6 +182,7 @@ struct Counters {
     sent: AtomicU64,
     received: AtomicU64,
     stray: AtomicU64,
+    congested: AtomicU64,
 }
 
 /// A request in the send queue.
@@ -191,6 +204,11 @@ pub(crate) struct Core {
     spoiled: WcStatus,
     train: Train,
     keys: Keys,
+    notices: Notices,
+    faulty: Option<Box<Faulty>>,
+    /// Posts since the port's polls were so many.
+    posts: u32,
+    seen_polls: u32,
     /// Sends done without a completion.
     silent: u32,
     /// When the engine looks at it.
@@ -203,6 +221,23 @@ pub(crate) struct Core {
     unheard: u32,
     /// A packet says so, and the manager does not know it yet; or 0.
     heard: u32,
+}
+
+/// Notifications of congestion to the peer.
+#[derive(Default)]
+struct Notices {
+    last: Option<Now>,
+    owed: bool,
+}
+
+impl Notices {
+    /// A packet has met congestion.
+    fn marked(&mut self, now: Now) {
+        let may = |last| now.saturating_sub(last) >= NOTICE_EVERY;
+        if self.last.is_none_or(may) {
+            (self.last, self.owed) = (Some(now), true);
+        }
+    }
 }
 
 impl AsMut<Keys> for Core {
@@ -288,13 +323,17 @@ impl Pd {
             comp_counters: init.comp_counters.clone(),
             counters: Counters::default(),
             core: KeyLock::new(Core {
-                conn: Connection::new(config(service, None)),
+                conn: Connection::new(config(service, None, WINDOW)),
                 way: None,
                 sends: false,
                 recv: None,
                 spoiled: WcStatus::WrFlushErr,
                 train: Train::default(),
                 keys: Keys::new(&device.table),
+                notices: Notices::default(),
+                faulty: None,
+                posts: 0,
+                seen_polls: 0,
                 silent: 0,
                 alarm: None,
                 waits: false,
@@ -326,7 +365,7 @@ fn scope_of(addr: SocketAddr) -> u32 {
     }
 }
 
-fn config(service: Service, path: Option<&RocePath>) -> Config {
+fn config(service: Service, path: Option<&RocePath>, window: u32) -> Config {
     Config {
         service,
         dest_qp: path.map_or(0, |path| path.dest_qp),
@@ -340,7 +379,7 @@ fn config(service: Service, path: Option<&RocePath>) -> Config {
         retry_count: 0,
         rnr_retry: 0,
         rnr_timer: path.map_or(0, |path| path.rnr_timer),
-        window: WINDOW,
+        window,
     }
 }
 
@@ -363,6 +402,11 @@ impl RoceQp {
     /// Changes how answers are waited for, and what a sender is told to wait while there is no receive.
     pub fn change(&self, change: &RoceChange) {
         self.inner.core.lock().conn.change(change);
+    }
+
+    /// From now on its packets have these faults.
+    pub fn set_faults(&self, faults: Arc<dyn RoceFaults>) {
+        self.inner.core.lock().faulty = Some(Faulty::new(faults));
     }
 
     /// The rights that its peer has at most.
@@ -404,7 +448,8 @@ impl RoceQp {
             if core.way.is_some() || inner.state() != QpState::Init {
                 return Err(Error::Invalid("the queue pair has a peer, or has failed"));
             }
-            core.conn = Connection::new(config(inner.service, Some(path)));
+            let window = port.inner().window(path.mtu);
+            core.conn = Connection::new(config(inner.service, Some(path), window));
             core.way = Some(Way {
                 port: Arc::clone(port.inner()),
                 path: RocePath { peer, ..*path },
@@ -443,13 +488,21 @@ impl RoceQp {
         Ok(())
     }
 
-    /// Posts a request.
+    /// Posts a request. While a thread polls, only the first post after its poll is sent at once; small ones that follow wait for the next poll, the 64th
+    /// post, or the engine's tick, whichever comes first.
     ///
     /// # Errors
     /// [`PostError`], with index 0. In the error state requests are taken, and flushed.
     pub fn post_send(&self, wr: SendWr) -> Result<(), PostError> {
-        let refused = |reason| PostError { index: 0, reason };
-        self.inner.post(wr).map_err(refused)
+        self.inner.post([wr])
+    }
+
+    /// As [`RoceQp::post_send`], several at once.
+    ///
+    /// # Errors
+    /// [`PostError`] names the first request that was refused; those before it are posted.
+    pub fn post_sends(&self, wrs: &[SendWr]) -> Result<(), PostError> {
+        self.inner.post(wrs.iter().cloned())
     }
 
     /// Checks whether [`RoceQp::post_send`] would take this request, given room for it.
@@ -481,6 +534,7 @@ impl RoceQp {
     /// Flushes all outstanding requests and all that are posted later; the peer is not told.
     pub fn to_error(&self) {
         let mut core = self.inner.core.lock();
+        self.inner.settle(&mut core);
         self.inner.end(&mut core);
         drop(core);
         self.inner.call_hooks();
@@ -499,6 +553,7 @@ impl RoceQp {
             sent: of(&counters.sent),
             received: of(&counters.received),
             stray: of(&counters.stray),
+            congested: of(&counters.congested),
         }
     }
 }
@@ -513,6 +568,7 @@ impl Drop for RoceQp {
         }
         // A thread with a packet for it finishes before this, or drops it.
         let mut core = self.inner.core.lock();
+        self.inner.settle(&mut core);
         core.live = false;
         core.way = None;
         self.inner.end(&mut core);
@@ -564,23 +620,77 @@ impl RoceInner {
         Ok(())
     }
 
-    fn post(self: &Arc<Self>, wr: SendWr) -> Result<(), PostReason> {
-        self.check(&wr)?;
+    fn post(self: &Arc<Self>, wrs: impl IntoIterator<Item = SendWr>) -> Result<(), PostError> {
         let mut core = self.core.lock();
+        let (mut count, mut bytes, mut refused) = (0, 0_u32, None);
+        for wr in wrs {
+            match self.enter(&mut core, wr) {
+                Ok(len) => (count, bytes) = (count + 1, bytes.saturating_add(len)),
+                Err(reason) => {
+                    let index = count as usize;
+                    refused = Some(PostError { index, reason });
+                    break;
+                }
+            }
+        }
+        if count > 0 {
+            if Self::may_wait(&mut core, count, bytes) {
+                self.put_off(&mut core);
+            } else {
+                self.go_on(&mut core);
+            }
+        }
+        drop(core);
+        self.call_hooks();
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Enters a request in the send queue, and says how long it is.
+    fn enter(&self, core: &mut Core, wr: SendWr) -> Result<u32, PostReason> {
+        self.check(&wr)?;
         if !core.sends && self.state() != QpState::Error {
             return Err(PostReason::State);
         }
         if core.conn.posted() >= self.limits.max_send_wr as usize {
             return Err(PostReason::Full);
         }
-        if wr.len().is_none_or(|len| len > core.conn.max_message()) {
-            return Err(PostReason::Length);
-        }
+        let len = wr.len().filter(|len| *len <= core.conn.max_message());
+        let len = len.ok_or(PostReason::Length)?;
         core.conn.post_with(to_proto(&wr), Slot { wr, fault: None });
-        self.go_on(&mut core);
-        drop(core);
-        self.call_hooks();
-        Ok(())
+        Ok(len)
+    }
+
+    /// The doorbell, as that of the other queue pairs.
+    fn may_wait(core: &mut Core, count: u32, bytes: u32) -> bool {
+        let Some(way) = &core.way else {
+            return false;
+        };
+        let polls = way.port.polls();
+        if core.seen_polls != polls {
+            (core.seen_polls, core.posts) = (polls, 0);
+        }
+        let before = core.posts;
+        core.posts = before.wrapping_add(count);
+        before > 0
+            && before % DEFER_MAX + count < DEFER_MAX
+            && bytes / count <= DEFER_BYTES
+            && core.conn.state() == State::Open
+            && way.port.is_polled()
+    }
+
+    /// What there is to send goes after the next poll, or with what is posted before it.
+    fn put_off(self: &Arc<Self>, core: &mut Core) {
+        self.wait(core, false);
+        for cq in self.queues() {
+            cq.deferred.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Sends what was put off, before the end.
+    fn settle(self: &Arc<Self>, core: &mut Core) {
+        if core.waits && core.conn.state() == State::Open {
+            self.transmit(core);
+        }
     }
 
     /// Sends what may be sent, completes what is complete, and ends a connection that has failed.
@@ -641,6 +751,9 @@ impl RoceInner {
         }
         self.set_state(QpState::Error);
         core.conn.flush();
+        if let Some(faulty) = &mut core.faulty {
+            faulty.clear();
+        }
         self.reap(core);
         if let Some(wr) = core.recv.take() {
             let used = core.spoiled != WcStatus::WrFlushErr;
@@ -708,11 +821,11 @@ impl RoceInner {
             return;
         };
         let at = way.port.instant(deadline);
-        if core.waits && at <= Instant::now() {
-            // It goes on after the wait.
-            return;
-        }
         if core.alarm.is_none_or(|alarm| at < alarm) {
+            if core.waits && at <= Instant::now() {
+                // It goes on after the wait.
+                return;
+            }
             core.alarm = Some(at);
             let member: Weak<RoceInner> = Arc::downgrade(self);
             way.port.set_alarm(at, member);
@@ -732,15 +845,30 @@ impl RoceInner {
 
 impl Member for RoceInner {
     fn take(&self, arrival: &Arrival<'_>, header: &Header, payload: &[u8]) {
-        self.received(arrival.route.src, header, payload);
+        self.received(arrival, header, payload);
     }
 
-    fn answer(self: Arc<Self>) {
+    /// Acknowledgements and answers are sent, and what waited for acknowledgements. If a thread polls, it will post or poll again: acknowledgements wait
+    /// for that.
+    fn answer(self: Arc<Self>, polled: bool) {
         let mut core = self.core.lock();
-        if core.way.is_some() {
+        if core.way.is_none() {
+            // It has ended meanwhile.
+        } else if polled && core.conn.may_rest() && !core.notices.owed {
+            self.reap(&mut core);
+            self.put_off(&mut core);
+            self.set_alarm(&mut core);
+        } else {
             self.go_on(&mut core);
         }
+        let heard = match std::mem::take(&mut core.heard) {
+            0 => None,
+            id => core.way.as_ref().map(|way| (Arc::clone(&way.port), id)),
+        };
         drop(core);
+        if let Some((port, id)) = heard {
+            port.manager.heard(&port, id);
+        }
         self.call_hooks();
     }
 
@@ -748,6 +876,7 @@ impl Member for RoceInner {
         let mut core = self.core.lock();
         let way = core.way.as_ref();
         if way.is_some_and(|way| way.path.peer == from.ip()) {
+            add_alone(&self.counters.congested, 1);
             core.conn.congested();
         }
     }

@@ -21,6 +21,7 @@ use weft_sys::{Event, Interest};
 use weft_wire::roce::cm;
 use weft_wire::roce::{Header, ICRC_LEN, Icrc, PORT, Route};
 
+use super::WINDOW;
 use crate::cq::Port;
 use crate::device::{DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
@@ -29,6 +30,8 @@ use crate::port_lease::PortLease;
 
 /// Packets, or trains of them, of one system call.
 const PLACES: usize = 4;
+/// What the kernel needs for a packet besides its bytes.
+const PACKET_EXTRA: usize = 256;
 /// Room for packets that wait to be received, in bytes as the kernel counts them.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// The longest packet, or train of them, that there is.
@@ -41,8 +44,8 @@ const BATCH: usize = 8;
 pub(super) trait Member: Send + Sync {
     /// A packet with a right ICRC for it. Nothing is sent.
     fn take(&self, arrival: &Arrival<'_>, header: &Header, payload: &[u8]);
-    /// All that is here for now has been taken.
-    fn answer(self: Arc<Self>);
+    /// All that is here for now has been taken, by a thread that `polled` or by the engine.
+    fn answer(self: Arc<Self>, polled: bool);
     /// A peer, or a switch on the way from it, has met congestion.
     fn congested(&self, from: SocketAddr);
     /// The time given to [`PortInner::set_alarm`] has come.
@@ -54,6 +57,7 @@ pub(super) trait Member: Send + Sync {
 /// How a packet has come in.
 pub(super) struct Arrival<'a> {
     pub(super) port: &'a PortInner,
+    pub(super) now: Now,
     pub(super) route: Route,
     pub(super) traffic_class: u8,
     /// Bytes behind the IP header.
@@ -162,6 +166,11 @@ impl RocePort {
     pub fn dropped(&self) -> (u64, u64) {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (of(&self.0.0.malformed), of(&self.0.0.unknown))
+    }
+
+    /// Sends what its queue pairs have put off until the next poll: a program that ends without destroying them may not poll again.
+    pub fn settle(&self) {
+        self.0.0.resume();
     }
 
     pub(super) fn inner(&self) -> &Arc<PortInner> {
@@ -309,6 +318,23 @@ impl PortInner {
         members.remove(&num);
     }
 
+    /// Whether a thread polls, which will send what is put off.
+    pub(super) fn is_polled(&self) -> bool {
+        self.lease.is_polled()
+    }
+
+    /// Changes with each poll that finds nothing.
+    pub(super) fn polls(&self) -> u32 {
+        self.lease.polls()
+    }
+
+    /// Packets of `mtu` bytes that may be on their way to a peer, whose socket has as much room as ours: three quarters of it.
+    pub(super) fn window(&self, mtu: u32) -> u32 {
+        let cost = (mtu as usize + PACKET_EXTRA).next_power_of_two() + PACKET_EXTRA;
+        let room = self.socket.receive_room().unwrap_or(0);
+        u32::try_from(room / cost * 3 / 4).map_or(WINDOW, |fit| fit.min(WINDOW))
+    }
+
     /// Look at this queue pair at that time.
     pub(super) fn set_alarm(&self, at: Instant, member: Weak<dyn Member>) {
         let timer = {
@@ -410,13 +436,13 @@ impl PortInner {
     }
 
     /// Receives, unless another thread does: `false`.
-    fn drive_some(&self) -> bool {
+    fn drive_some(&self, polled: bool) -> bool {
         self.resume();
         let Some(mut rx) = self.rx.try_lock() else {
             return false;
         };
         for _ in 0..BATCH {
-            if !self.receive(&mut rx) {
+            if !self.receive(&mut rx, polled) {
                 break;
             }
         }
@@ -424,7 +450,7 @@ impl PortInner {
     }
 
     /// Processes available packets; returns whether there may be more.
-    fn receive(&self, rx: &mut Rx) -> bool {
+    fn receive(&self, rx: &mut Rx, polled: bool) -> bool {
         let Rx { batch, last } = rx;
         match self.socket.recv_batch(batch) {
             Ok(()) => {}
@@ -434,6 +460,7 @@ impl PortInner {
                 return true;
             }
         }
+        let now = self.now();
         let mut answering = Answering::new();
         for at in 0..batch.len() {
             let Some((train, bytes)) = batch.get(at) else {
@@ -442,6 +469,7 @@ impl PortInner {
             let to = train.arrival.to.unwrap_or_else(|| self.addr.ip());
             let mut arrival = Arrival {
                 port: self,
+                now,
                 route: Route {
                     src: train.arrival.from,
                     dst: SocketAddr::new(to, PORT),
@@ -456,7 +484,7 @@ impl PortInner {
         }
         // One answer for all that was here of a peer.
         for member in answering {
-            member.answer();
+            member.answer(polled);
         }
         batch.len() == batch.places()
     }
@@ -554,14 +582,14 @@ impl PortInner {
 
 impl Port for PortInner {
     fn drive(&self) {
-        self.drive_some();
+        self.drive_some(false);
     }
 
     fn drive_leased(&self) {
         if self.lease.poll() {
             self.watch_lease();
         }
-        self.drive_some();
+        self.drive_some(true);
     }
 
     fn flush_deferred(&self) {
@@ -579,7 +607,7 @@ impl Port for PortInner {
 impl Source for PortInner {
     fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
         if self.lease.disarm() {
-            if self.drive_some() {
+            if self.drive_some(false) {
                 self.rearm();
             } else {
                 // The socket stays readable while a polling thread takes a burst out of it.
@@ -613,7 +641,7 @@ mod tests {
 
     impl Member for Nobody {
         fn take(&self, _arrival: &Arrival<'_>, _header: &Header, _payload: &[u8]) {}
-        fn answer(self: Arc<Self>) {}
+        fn answer(self: Arc<Self>, _polled: bool) {}
         fn congested(&self, _from: SocketAddr) {}
         fn alarm(self: Arc<Self>) {}
         fn resume(self: Arc<Self>) {}

@@ -7,6 +7,8 @@ use weft_mem::{Access, MemError, PdId, Span};
 use weft_proto::roce::{Atomic, Received, Rx, State};
 use weft_wire::roce::{Header, NakCode};
 
+use super::port::Arrival;
+use super::train::ECN;
 use super::{Core, RoceInner};
 use crate::lock::add_alone;
 use crate::memory;
@@ -33,18 +35,23 @@ impl From<MemError> for Refused {
 
 impl RoceInner {
     /// A packet with a right ICRC for this queue pair. The transmit side runs later.
-    pub(super) fn received(&self, from: SocketAddr, header: &Header, payload: &[u8]) {
+    pub(super) fn received(&self, arrival: &Arrival<'_>, header: &Header, payload: &[u8]) {
         let mut core = self.core.lock();
+        if core.faulty.as_ref().is_some_and(|faulty| faulty.is_down()) {
+            return;
+        }
         let Some(way) = &core.way else {
             return;
         };
-        if from.ip() != way.path.peer {
+        if arrival.route.src.ip() != way.path.peer {
             self.counters.stray.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let now = way.port.now();
         add_alone(&self.counters.received, 1);
-        let rx = core.conn.rx(now, header, payload.len() as u32);
+        if arrival.traffic_class & ECN == ECN {
+            core.notices.marked(arrival.now);
+        }
+        let rx = core.conn.rx(arrival.now, header, payload.len() as u32);
         if core.unheard != 0 && !matches!(rx, Rx::Nothing) {
             core.heard = std::mem::take(&mut core.unheard);
         }

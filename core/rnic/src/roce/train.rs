@@ -6,10 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 use weft_sys::udp::TRAIN;
 use weft_wire::roce::{ICRC_LEN, Icrc, Route};
 
+use super::fault::RoceFault;
 use super::port::PortInner;
 
 /// A train has no more bytes, IP and UDP headers included.
-const TRAIN_BYTES: usize = 60_000;
+const TRAIN_BYTES: usize = 65_000;
+/// The bits of the traffic class that belong to ECN; all of them together are the mark of congestion (RFC 3168).
+pub(super) const ECN: u8 = 3;
 
 /// Packets that are made and not sent.
 #[derive(Default)]
@@ -21,6 +24,9 @@ pub(super) struct Train {
     end: usize,
     /// Nothing may follow.
     pub(super) closed: bool,
+    /// The fault of its only packet, and of the packet that begins the next one.
+    fault: Option<RoceFault>,
+    next_fault: Option<RoceFault>,
 }
 
 /// Where a train goes.
@@ -64,10 +70,25 @@ impl Train {
             len < self.each || self.end / self.each >= TRAIN || self.end + self.each > TRAIN_BYTES;
     }
 
+    /// As [`Train::appended`], a packet that goes by itself.
+    pub(super) fn appended_alone(&mut self, start: usize, fault: RoceFault) {
+        self.closed = true;
+        if start == 0 {
+            (self.each, self.end) = (self.bytes.len(), self.bytes.len());
+            self.fault = Some(fault);
+        } else {
+            self.end = start;
+            self.next_fault = Some(fault);
+        }
+    }
+
     /// Drops all of it.
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
-        (self.each, self.end, self.closed) = (0, 0, false);
+        *self = Train {
+            bytes: std::mem::take(&mut self.bytes),
+            ..Train::default()
+        };
     }
 
     /// So many bytes are gone. A packet that did not belong to the train begins the next one.
@@ -76,7 +97,8 @@ impl Train {
         self.end -= taken;
         if self.end == 0 {
             (self.each, self.end) = (self.bytes.len(), self.bytes.len());
-            self.closed = false;
+            self.fault = self.next_fault.take();
+            self.closed = self.fault.is_some();
         }
     }
 
@@ -91,6 +113,11 @@ impl Train {
             crc.headers(packet);
             *icrc = crc.finish();
         }
+        if self.fault == Some(RoceFault::Corrupt)
+            && let Some(last) = self.bytes[..self.end].last_mut()
+        {
+            *last ^= 1;
+        }
     }
 
     /// Gives packets of one size to the kernel, all of them or some.
@@ -101,8 +128,12 @@ impl Train {
         let Course {
             to,
             from,
-            traffic_class: class,
+            traffic_class,
         } = *course;
+        let class = match self.fault {
+            Some(RoceFault::Mark) => traffic_class | ECN,
+            _ => traffic_class,
+        };
         let route = Route {
             src: port.local_addr(),
             dst: to,
@@ -110,20 +141,21 @@ impl Train {
         let socket = port.socket();
         let several = self.end > self.each;
         self.seal(&route, several);
-        let mut sent = if several {
-            let bytes = &self.bytes[..self.end];
-            let cut = socket.send_cut(bytes, self.each, to, from, class);
-            cut.map(|cut| if cut { self.end } else { 0 })
-        } else {
-            Ok(0)
-        };
-        if matches!(sent, Ok(0)) {
-            if several {
-                self.seal(&route, false);
+        let bytes = &self.bytes[..self.end];
+        let sent = if several {
+            match socket.send_cut(bytes, self.each, to, from, class) {
+                Ok(true) => Ok(self.end),
+                Ok(false) => {
+                    self.seal(&route, false);
+                    let bytes = &self.bytes[..self.end];
+                    socket.send_each(bytes, self.each, to, from, class)
+                }
+                Err(error) => Err(error),
             }
-            let bytes = &self.bytes[..self.end];
-            sent = socket.send_each(bytes, self.each, to, from, class);
-        }
+        } else {
+            let sent = socket.send_marked(bytes, to, from, class);
+            sent.map(|()| self.end)
+        };
         match sent {
             Ok(taken) => self.gone(taken),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(Full),

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use weft_mem::{Access, MemError};
 use weft_proto::rdmap::Payload;
-use weft_wire::roce::{ICRC_LEN, MAX_HEADER};
+use weft_wire::roce::{DEFAULT_PKEY, Header, ICRC_LEN, MAX_HEADER};
 
+use super::fault::Fate;
 use super::train::Course;
 use super::{Core, RoceInner, Slot, Way, peer_addr};
 use crate::lock::add_alone;
@@ -62,6 +63,9 @@ impl RoceInner {
             core.train
                 .bytes
                 .reserve(MAX_HEADER + way.path.mtu as usize + ICRC_LEN);
+            if self.put_other(core, way) {
+                continue;
+            }
             let Some(tx) = core.conn.next_tx(now, &mut core.train.bytes) else {
                 if core.train.is_empty() {
                     let spare = take(&mut core.train.bytes);
@@ -79,9 +83,40 @@ impl RoceInner {
             let trailer = usize::from(tx.pad) + ICRC_LEN;
             let len = core.train.bytes.len() + trailer;
             core.train.bytes.resize(len, 0);
-            core.train.appended(start);
             add_alone(&self.counters.sent, 1);
+            let Core { train, faulty, .. } = core;
+            let fate = match faulty {
+                None => Fate::Goes,
+                Some(faulty) => faulty.judge(&train.bytes[start..]),
+            };
+            match fate {
+                Fate::Goes => train.appended(start),
+                Fate::Gone => train.bytes.truncate(start),
+                Fate::Alone(fault) => train.appended_alone(start, fault),
+            }
         }
+        true
+    }
+
+    /// Appends a packet that the machine has not made: a notification of congestion, or one that was held back.
+    fn put_other(&self, core: &mut Core, way: &Way) -> bool {
+        let Core {
+            train,
+            faulty,
+            notices,
+            ..
+        } = core;
+        let start = train.bytes.len();
+        if take(&mut notices.owed) {
+            Header::emit_congestion(way.path.dest_qp, DEFAULT_PKEY, &mut train.bytes);
+            train.bytes.extend_from_slice(&[0; ICRC_LEN]);
+        } else if let Some(packet) = faulty.as_mut().and_then(|faulty| faulty.take_next()) {
+            train.bytes.extend_from_slice(&packet);
+        } else {
+            return false;
+        }
+        add_alone(&self.counters.sent, 1);
+        train.appended(start);
         true
     }
 

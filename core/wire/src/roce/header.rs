@@ -495,6 +495,19 @@ impl Header {
         (bth.opcode == CNP).then(|| bth.dest_qp.get() & MASK_24)
     }
 
+    /// Appends a congestion notification for the peer's queue pair, without the ICRC: a BTH and 16 reserved bytes.
+    pub fn emit_congestion(dest_qp: u32, pkey: u16, out: &mut Vec<u8>) {
+        let bth = BthLayout {
+            opcode: CNP,
+            flags: MIGRATED,
+            pkey: U16::new(pkey),
+            dest_qp: U32::new(u32::from(BECN) << 24 | dest_qp & MASK_24),
+            psn: U32::new(0),
+        };
+        out.extend_from_slice(bth.as_bytes());
+        out.extend_from_slice(&[0; 16]);
+    }
+
     /// Takes a packet apart: its headers and its payload. The ICRC is not part of `packet`.
     pub fn parse(packet: &[u8]) -> Result<(Self, &[u8]), HeaderError> {
         let mut rest = packet;

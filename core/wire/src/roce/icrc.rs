@@ -13,6 +13,8 @@ use crc_fast::{CrcAlgorithm, Digest};
 pub const ICRC_LEN: usize = 4;
 
 const UDP_LEN: usize = 8;
+/// Most bytes before the BTH: eight for a local route header, and the longer IP header.
+const BEFORE: usize = 8 + IPV6_LEN + UDP_LEN;
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 const PROTOCOL_UDP: u8 = 17;
@@ -36,6 +38,9 @@ pub struct Route {
 /// An ICRC in the making.
 pub struct Icrc {
     digest: Digest,
+    /// What precedes the BTH, with room for the part of the BTH up to its masked byte.
+    before: [u8; BEFORE + BTH_MASKED + 1],
+    before_len: usize,
     /// Bytes after the IPv4 identification, with the ICRC; `None` for IPv6.
     behind: Option<usize>,
 }
@@ -47,8 +52,8 @@ impl Icrc {
     /// an unconnected socket that does path MTU discovery.
     pub fn new(route: &Route, identification: u16, len: usize) -> Self {
         let udp_len = ((UDP_LEN + len + ICRC_LEN) as u16).to_be_bytes();
-        let mut covered = [0xff; 8 + IPV6_LEN + UDP_LEN];
-        let ip = &mut covered[8..];
+        let mut before = [0xff; BEFORE + BTH_MASKED + 1];
+        let ip = &mut before[8..];
         let (ip_len, behind) = match (route.src.ip().to_canonical(), route.dst.ip().to_canonical())
         {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -82,19 +87,23 @@ impl Icrc {
         udp[..2].copy_from_slice(&route.src.port().to_be_bytes());
         udp[2..4].copy_from_slice(&route.dst.port().to_be_bytes());
         udp[4..6].copy_from_slice(&udp_len);
-        let mut digest = Digest::new(CrcAlgorithm::Crc32IsoHdlc);
-        digest.update(&covered[..8 + ip_len + UDP_LEN]);
-        Self { digest, behind }
+        Self {
+            digest: Digest::new(CrcAlgorithm::Crc32IsoHdlc),
+            before,
+            before_len: 8 + ip_len + UDP_LEN,
+            behind,
+        }
     }
 
     /// Continues with the headers of the packet, from the BTH on, in one piece.
     pub fn headers(&mut self, headers: &[u8]) {
-        let (before, rest) = headers.split_at(headers.len().min(BTH_MASKED));
-        self.digest.update(before);
-        if let Some((_, rest)) = rest.split_first() {
-            self.digest.update(&[0xff]);
-            self.digest.update(rest);
-        }
+        // Short pieces take as long as long ones, so what is before the masked byte, and that byte, are one piece.
+        let (first, rest) = headers.split_at(headers.len().min(BTH_MASKED));
+        let len = self.before_len + first.len();
+        self.before[self.before_len..len].copy_from_slice(first);
+        let masked = usize::from(!rest.is_empty());
+        self.digest.update(&self.before[..len + masked]);
+        self.digest.update(&rest[masked..]);
     }
 
     /// Continues with payload or padding.
@@ -134,18 +143,26 @@ const fn times(mut a: u32, b: u32) -> u32 {
     product
 }
 
-/// x^(-8 n).
-fn inverse_power(mut n: usize) -> u32 {
-    let mut result = 1 << 31;
-    let mut square = INVERSE_BYTE;
-    while n > 0 {
-        if n & 1 != 0 {
-            result = times(result, square);
-        }
-        square = times(square, square);
-        n >>= 1;
+/// x^(-8 n); packets are shorter than 2^16 bytes.
+fn inverse_power(n: usize) -> u32 {
+    times(POWERS.0[n & 0xff], POWERS.1[n >> 8 & 0xff])
+}
+
+/// x^(-8 n) and x^(-8 * 256 n), for n from 0 to 255.
+static POWERS: ([u32; 256], [u32; 256]) = {
+    let low = powers(INVERSE_BYTE);
+    let high = powers(times(low[255], INVERSE_BYTE));
+    (low, high)
+};
+
+const fn powers(of: u32) -> [u32; 256] {
+    let mut all = [1 << 31; 256];
+    let mut n = 1;
+    while n < 256 {
+        all[n] = times(all[n - 1], of);
+        n += 1;
     }
-    result
+    all
 }
 
 /// x^(-8): x^(-1) eight times, and x^(-1) is what the polynomial leaves when its lowest term is taken away and x divided out.
@@ -173,6 +190,10 @@ mod tests {
     fn the_inverse_of_a_byte_is_one() {
         assert_eq!(times(INVERSE_BYTE, 1 << 23), 1 << 31);
         assert_eq!(times(inverse_power(3), 1 << 7), 1 << 31);
+        for n in [0, 1, 255, 256, 257, 4140, 65_534] {
+            let next = inverse_power(n + 1);
+            assert_eq!(next, times(inverse_power(n), INVERSE_BYTE), "{n}");
+        }
     }
 
     fn route(src: &str, dst: &str) -> Route {

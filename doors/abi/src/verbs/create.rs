@@ -178,7 +178,8 @@ fn natives(base: &Base, wanted: &Wanted, init: &mut QpInit) -> Result<Natives, E
         let ud = ud.map_err(super::errno)?;
         made.ud = Some(Box::new(ud));
     } else if persona && roce::is_asked() && matches!(kind, IBV_QPT_RC | IBV_QPT_UC) {
-        let make = |init: &QpInit| Roce::new(pd, init, kind == IBV_QPT_UC);
+        let which = base.ctx.which;
+        let make = |init: &QpInit| Roce::new(pd, init, kind == IBV_QPT_UC, which);
         made.roce = Some(Box::new(numbered(init, make)?));
     } else if persona {
         let number = persona::reserve(&device)?;
@@ -221,11 +222,13 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     let mut attr = ibv_qp_attr::zeroed();
     attr.path_mtu = IBV_MTU_1024;
     attr.port_num = 1;
+    let which = base.ctx.which;
     let faults = native.as_ref().and_then(|native| {
-        let faults = faults::of_queue_pair(num)?;
-        port::of(base.ctx.which).add(native);
+        let faults = faults::of_queue_pair(num, which)?;
+        port::of(which).add(native);
         Some(faults)
     });
+    let faults = faults.or_else(|| roce.as_ref()?.faults());
     let (names, handles) = match &base.cqs {
         Some([send, recv]) => {
             // The handles that the program passed.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use weft_verbs::ext::QpExt;
 use weft_verbs::faults::{Action, Post, Script};
-use weft_verbs::{Qp, SendWr, Sge, settings};
+use weft_verbs::{Qp, RoceFault, RoceFaults, RoceQp, SendWr, Sge, settings};
 
 use super::object::{PerFork, lock};
 use super::port;
@@ -39,21 +39,25 @@ pub(crate) fn script() -> Result<Option<&'static Script>, &'static str> {
 pub(crate) struct QpFaults {
     script: &'static Script,
     index: u32,
+    which: Which,
     sends: AtomicU64,
     recvs: AtomicU64,
+    packets: AtomicU64,
     /// The status that replaces that of the next failed send; -1: none.
     status: AtomicI32,
 }
 
 impl QpFaults {
     /// For a new queue pair.
-    fn new(script: &'static Script) -> QpFaults {
+    fn new(script: &'static Script, which: Which) -> QpFaults {
         static MADE: AtomicU32 = AtomicU32::new(0);
         QpFaults {
             script,
             index: MADE.fetch_add(1, Ordering::Relaxed) + 1,
             sends: AtomicU64::new(0),
+            which,
             recvs: AtomicU64::new(0),
+            packets: AtomicU64::new(0),
             status: AtomicI32::new(-1),
         }
     }
@@ -63,6 +67,7 @@ impl QpFaults {
         let counter = match post {
             Post::Send => &self.sends,
             Post::Recv => &self.recvs,
+            Post::Packet => &self.packets,
         };
         let n = counter.fetch_add(1, Ordering::Relaxed) + 1;
         let index = self.index;
@@ -89,10 +94,10 @@ static CONCERNED: PerFork<Mutex<HashMap<u32, Arc<QpFaults>>>> = PerFork::new();
 static SCRIPTED: AtomicBool = AtomicBool::new(false);
 
 /// The faults of a new queue pair with this number, if there is a script. [`QpFaults::forget`] ends it.
-pub(crate) fn of_queue_pair(num: u32) -> Option<Arc<QpFaults>> {
+pub(crate) fn of_queue_pair(num: u32, which: Which) -> Option<Arc<QpFaults>> {
     let script = script().ok()??;
     SCRIPTED.store(true, Ordering::Relaxed);
-    let faults = Arc::new(QpFaults::new(script));
+    let faults = Arc::new(QpFaults::new(script, which));
     lock(CONCERNED.get()).insert(num, Arc::clone(&faults));
     Some(faults)
 }
@@ -117,12 +122,34 @@ impl End {
             _ => {}
         }
     }
+
+    /// RoCE has no message that says it: the peer's next send fails.
+    pub(crate) fn carry_out_on(&self, qp: &RoceQp) {
+        if self.0.is_some() {
+            qp.to_error();
+        }
+    }
+}
+
+impl RoceFaults for QpFaults {
+    fn of_packet(&self) -> Option<RoceFault> {
+        // Each of the rules is logged, and the first one is carried out.
+        let faults = self.post(Post::Packet).filter_map(|action| match action {
+            Action::Packet(fault) => Some(fault),
+            _ => None,
+        });
+        faults.fold(None, |first, fault| first.or(Some(fault)))
+    }
+
+    fn is_down(&self) -> bool {
+        port::of(self.which).is_down()
+    }
 }
 
 impl QpFaults {
     /// Before a send: may change it or delay it.
-    pub(crate) fn before_send(&self, wr: &mut SendWr, which: Which) -> End {
-        self.before(Post::Send, which, |status| {
+    pub(crate) fn before_send(&self, wr: &mut SendWr) -> End {
+        self.before(Post::Send, |status| {
             // An invalid key makes it fail in its turn; the status is replaced when it is reported.
             wr.inline = None;
             wr.sges.clear();
@@ -136,17 +163,18 @@ impl QpFaults {
     }
 
     /// Before a receive: may delay it.
-    pub(crate) fn before_recv(&self, which: Which) -> End {
-        self.before(Post::Recv, which, |_| ())
+    pub(crate) fn before_recv(&self) -> End {
+        self.before(Post::Recv, |_| ())
     }
 
-    fn before(&self, post: Post, which: Which, mut fail: impl FnMut(u32)) -> End {
+    fn before(&self, post: Post, mut fail: impl FnMut(u32)) -> End {
         let mut end = None;
         for action in self.post(post) {
             match action {
                 Action::Delay(time) => std::thread::sleep(time),
                 Action::Complete(status) => fail(status),
-                Action::PortDown(time) => port::take_down(which, time),
+                Action::PortDown(time) => port::take_down(self.which, time),
+                Action::Packet(_) => {}
                 Action::Terminate | Action::Die => end = Some(action),
             }
         }

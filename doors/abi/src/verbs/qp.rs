@@ -265,8 +265,12 @@ impl QpObj {
 
     #[cold]
     fn post_faulty(&self, faults: &QpFaults, wr: &mut SendWr) -> Result<(), Errno> {
-        let end = faults.before_send(wr, self.ctx.which);
-        end.carry_out(self.native.as_ref().ok_or(Errno::INVAL)?);
+        let end = faults.before_send(wr);
+        match (&self.native, &self.roce) {
+            (Some(native), _) => end.carry_out(native),
+            (None, Some(roce)) => end.carry_out_on(&*roce.native()?),
+            (None, None) => return Err(Errno::INVAL),
+        }
         self.post_sound(wr)
     }
 
@@ -289,7 +293,7 @@ impl QpObj {
         let Some(faults) = &self.faults else {
             return native.post_recv(wrs).map_err(refused);
         };
-        let end = faults.before_recv(self.ctx.which);
+        let end = faults.before_recv();
         end.carry_out(native);
         native.post_recv(wrs).map_err(refused)
     }
@@ -299,7 +303,12 @@ impl QpObj {
         match (&self.ud, &self.roce) {
             _ if self.state.load(Ordering::Relaxed) == IBV_QPS_RESET => Err(errno),
             (Some(ud), _) => ud.post_recv(wr),
-            (_, Some(roce)) => roce.post_recv(wr),
+            (_, Some(roce)) => {
+                if let Some(faults) = &self.faults {
+                    faults.before_recv().carry_out_on(&*roce.native()?);
+                }
+                roce.post_recv(wr)
+            }
             _ => Err(errno),
         }
     }

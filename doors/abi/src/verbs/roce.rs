@@ -18,9 +18,11 @@ use weft_verbs::{
 
 pub(crate) use weft_verbs::ROCE_PORT as PORT;
 
+use super::faults::{self, QpFaults};
 use super::gid::{gids, is_link_local};
 use super::object::{PerFork, lock};
 use super::types::*;
+use super::which::Which;
 use super::{os_errno, persona, refused};
 use crate::once::ForkOnce;
 
@@ -58,7 +60,11 @@ extern "C" fn at_exit() {
     let _ = std::panic::catch_unwind(|| {
         // A thread that was in the middle of it does not hold the exit up.
         if let Ok(ports) = PORTS.get().try_lock() {
-            ports.iter().for_each(RocePort::say_farewell);
+            for port in ports.iter() {
+                // The last message's acknowledgement may have been put off.
+                port.settle();
+                port.say_farewell();
+            }
         }
     });
 }
@@ -114,8 +120,24 @@ fn bind(device: &Device, ip: IpAddr, scope: u32) -> Result<RocePort, Errno> {
         .all(|known| known.local_addr() != port.local_addr())
     {
         ports.push(port.clone());
+        settle_at_exit();
     }
     Ok(port)
+}
+
+/// A program may take a message and end at once. Its peer would wait in vain for an acknowledgement that was put off.
+fn settle_at_exit() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    extern "C" fn settle() {
+        // A handler must not wait for the thread that it has interrupted.
+        if let Ok(ports) = PORTS.get().try_lock() {
+            ports.iter().for_each(RocePort::settle);
+        }
+    }
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handler is a function, which stays valid: the library is never unloaded before it was called.
+        unsafe { libc::atexit(settle) };
+    }
 }
 
 /// The native queue pair and its parameters.
@@ -126,6 +148,7 @@ pub(crate) struct Roce {
     init: RoceInit,
     /// Sends posted while the send queue was drained (SQD).
     resting: Mutex<Vec<SendWr>>,
+    faults: Option<Arc<QpFaults>>,
 }
 
 impl Roce {
@@ -137,6 +160,7 @@ impl Roce {
         pd: &weft_verbs::Pd,
         init: &QpInit,
         unreliable: bool,
+        which: Which,
     ) -> Result<Roce, weft_verbs::Error> {
         let init = RoceInit {
             srq: init.srq.clone(),
@@ -150,12 +174,30 @@ impl Roce {
             comp_counters: init.comp_counters.clone(),
             ..RoceInit::new(&init.send_cq, &init.recv_cq)
         };
-        Ok(Roce {
-            native: Some(Arc::new(pd.create_roce_qp(&init)?)),
+        let native = pd.create_roce_qp(&init)?;
+        let roce = Roce {
+            faults: faults::of_queue_pair(native.num(), which),
+            native: None,
             pd: pd.clone(),
             init,
             resting: Mutex::default(),
+        };
+        Ok(Roce {
+            native: Some(Arc::new(roce.with_faults(native))),
+            ..roce
         })
+    }
+
+    fn with_faults(&self, native: RoceQp) -> RoceQp {
+        if let Some(faults) = &self.faults {
+            native.set_faults(Arc::clone(faults) as _);
+        }
+        native
+    }
+
+    /// Its faults from `WEFT_FAULTS`.
+    pub(crate) fn faults(&self) -> Option<Arc<QpFaults>> {
+        self.faults.clone()
     }
 
     /// The native queue pair.
@@ -246,7 +288,7 @@ impl Roce {
     /// As creating a queue pair; the call may be repeated.
     pub(crate) fn renew(&mut self) -> Result<(), Errno> {
         let native = self.pd.create_roce_qp(&self.init).map_err(super::errno)?;
-        self.native = Some(Arc::new(native));
+        self.native = Some(Arc::new(self.with_faults(native)));
         Ok(())
     }
 

@@ -4,6 +4,7 @@ mod exs;
 mod iw;
 mod memory;
 pub mod outside;
+mod roce;
 mod tcp;
 mod tls;
 mod ud;
@@ -30,6 +31,10 @@ named! {
         Weft = "weft",
         /// weft's verbs over TCP with TLS 1.3.
         WeftTls = "weft-tls",
+        /// weft's verbs over RoCE v2.
+        WeftRoce = "weft-roce",
+        /// The same where one packet in a thousand is lost, in either direction.
+        WeftRoceLossy = "weft-roce-lossy",
         /// weft's small iWARP library over the verbs.
         WeftIw = "weft-iw",
         /// weft's datagram queue pairs: a write is an RDMA Write-Record.
@@ -87,7 +92,12 @@ impl Stack {
     /// The name in the results of a transport that cannot be chosen.
     pub fn carrier(self) -> &'static str {
         match self {
-            Self::WeftUd | Self::WeftRd | Self::Udp | Self::UdpSingle => "udp",
+            Self::WeftRoce
+            | Self::WeftRoceLossy
+            | Self::WeftUd
+            | Self::WeftRd
+            | Self::Udp
+            | Self::UdpSingle => "udp",
             Self::Memcpy
             | Self::Vm
             | Self::UcxPosix
@@ -221,6 +231,8 @@ impl Spec {
     pub fn is_possible(&self) -> bool {
         match self.stack {
             Stack::Weft | Stack::WeftTls | Stack::WeftIw | Stack::Tcp | Stack::TcpTls => true,
+            // RoCE has no such operation.
+            Stack::WeftRoce | Stack::WeftRoceLossy => self.op != Op::Swap,
             Stack::Exs | Stack::ExsSync => self.op == Op::Send,
             Stack::WeftUd | Stack::WeftRd | Stack::Udp | Stack::UdpSingle => {
                 matches!(self.op, Op::Send | Op::Write)
@@ -286,6 +298,7 @@ pub fn connect(context: &mut Context, spec: &Spec, addr: SocketAddr) -> Result<B
         Stack::Tcp => tcp::connect(spec, addr),
         Stack::TcpTls => tls::connect(context.tls()?, spec, addr),
         Stack::Weft | Stack::WeftTls => weft::connect(context, spec, addr),
+        Stack::WeftRoce | Stack::WeftRoceLossy => weft::connect_roce(context, spec, addr),
         Stack::WeftUd | Stack::WeftRd => ud::connect(spec, addr),
         Stack::Udp | Stack::UdpSingle => udp::connect(spec, addr),
         Stack::WeftIw => iw::connect(context, spec, addr),
@@ -303,6 +316,7 @@ fn unconnected(stack: Stack) -> BenchError {
 pub enum Acceptor {
     Tcp(std::net::TcpListener),
     Weft(weft::Listening),
+    Roce(roce::Listening),
     Exs(exs::Listening),
     Ud(Box<ud::Listening>),
     Udp(Box<udp::Listening>),
@@ -315,6 +329,7 @@ impl Acceptor {
             Stack::Weft | Stack::WeftTls | Stack::WeftIw => {
                 Ok(Self::Weft(weft::listen(context, spec)?))
             }
+            Stack::WeftRoce | Stack::WeftRoceLossy => Ok(Self::Roce(context.roce()?.listen()?)),
             Stack::Exs | Stack::ExsSync => Ok(Self::Exs(exs::listen(&mut context.exs, spec)?)),
             Stack::WeftUd | Stack::WeftRd => Ok(Self::Ud(Box::new(ud::listen(spec)?))),
             Stack::Udp | Stack::UdpSingle => Ok(Self::Udp(Box::new(udp::listen(spec)?))),
@@ -328,6 +343,7 @@ impl Acceptor {
                 .local_addr()
                 .map_err(BenchError::system("read a socket's address")),
             Self::Weft(listening) => Ok(listening.addr()),
+            Self::Roce(listening) => Ok(listening.addr()),
             Self::Exs(listening) => listening.addr(),
             Self::Ud(listening) => Ok(listening.addr()),
             Self::Udp(listening) => listening.addr(),
@@ -342,6 +358,7 @@ impl Acceptor {
             }
             Self::Tcp(listener) => tcp::accept(&listener, spec),
             Self::Weft(listening) => weft::accept(context, &listening, spec),
+            Self::Roce(listening) => weft::accept_roce(context, &listening, spec),
             Self::Exs(listening) => exs::accept(&mut context.exs, &listening, spec),
             Self::Ud(listening) => listening.accept(),
             Self::Udp(listening) => listening.accept(),

@@ -4,8 +4,10 @@
 //! receive, so the receiver posts [`RECVS`] and notifies the sender of every [`GRANT`] that it has reposted.
 //! The application at the far end acknowledges the end of a stream.
 
+use super::roce::Pair;
 use super::{
     Initiator, Kind, Memory, Op, Patience, Remote, Responder, Scheme, Spec, Stack, Transport, lap,
+    roce,
 };
 use crate::error::{BenchError, Result, failed, stack};
 use crate::patience::PATIENCE;
@@ -42,6 +44,8 @@ pub struct Context {
     held: Vec<Connection>,
     /// The key pair for the stacks with TLS.
     tls: Option<Tls>,
+    /// The device of RoCE.
+    roce: Option<roce::Host>,
     /// The devices of the extended sockets.
     pub(super) exs: super::exs::SocketContexts,
 }
@@ -61,6 +65,14 @@ impl Context {
         self.tls
             .as_ref()
             .ok_or_else(|| BenchError::Usage("no TLS".to_owned()))
+    }
+
+    pub(super) fn roce(&mut self) -> Result<&roce::Host> {
+        let made = match self.roce.take() {
+            Some(host) => host,
+            None => roce::Host::open()?,
+        };
+        Ok(self.roce.insert(made))
     }
 
     fn param(&mut self, spec: &Spec) -> Result<ConnParam> {
@@ -143,13 +155,37 @@ pub(super) fn connect(
     let (device, pd) = context.device(spec.transport)?;
     let (cq, init) = queues(device, spec)?;
     let connection = cm::connect(addr, pd, &init, &param).map_err(stack("connect"))?;
+    let pair = Pair::Iwarp(connection.qp);
+    Ok(Box::new(End::new(pd, cq, pair, spec, Role::Initiator)?))
+}
+
+/// As [`connect`], over RoCE v2.
+pub(super) fn connect_roce(
+    context: &mut Context,
+    spec: &Spec,
+    addr: SocketAddr,
+) -> Result<Box<dyn Initiator>> {
+    let host = context.roce()?;
+    let (cq, init) = queues(&host.device, spec)?;
+    let pair = Pair::Roce(host.connect(&init, spec, addr)?);
     Ok(Box::new(End::new(
-        pd,
+        &host.pd,
         cq,
-        connection,
+        pair,
         spec,
         Role::Initiator,
     )?))
+}
+
+pub(super) fn accept_roce(
+    context: &mut Context,
+    listening: &roce::Listening,
+    spec: &Spec,
+) -> Result<Box<dyn Responder>> {
+    let host = context.roce()?;
+    let (cq, init) = queues(&host.device, spec)?;
+    let pair = Pair::Roce(host.accept(&init, spec, listening)?);
+    Ok(Box::new(End::new(&host.pd, cq, pair, spec, Role::Peer)?))
 }
 
 pub(super) fn accept(
@@ -161,7 +197,8 @@ pub(super) fn accept(
     let (cq, init) = queues(device, spec)?;
     let qp = pd.create_qp(&init).map_err(stack("create a QP"))?;
     let connection = accept_one(&listening.0, qp, spec.crc)?;
-    Ok(Box::new(End::new(pd, cq, connection, spec, Role::Peer)?))
+    let pair = Pair::Iwarp(connection.qp);
+    Ok(Box::new(End::new(pd, cq, pair, spec, Role::Peer)?))
 }
 
 /// Accepts the next connection on `qp`.
@@ -191,7 +228,7 @@ enum Role {
 }
 
 struct End {
-    qp: Qp,
+    qp: Pair,
     cq: Cq,
     spec: Spec,
     pd: Pd,
@@ -240,15 +277,17 @@ fn resident(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Mr> {
 }
 
 impl End {
-    fn new(pd: &Pd, cq: Cq, connection: Connection, spec: &Spec, role: Role) -> Result<Self> {
+    fn new(pd: &Pd, cq: Cq, pair: Pair, spec: &Spec, role: Role) -> Result<Self> {
         // The environment can enable TLS everywhere, but a row must match its name.
-        let tls = connection.qp.tls().is_some();
-        if tls != (spec.stack == Stack::WeftTls) && spec.transport == Transport::Tcp {
-            return Err(BenchError::Usage(format!(
-                "{} is measured {} TLS: unset WEFT_TLS",
-                spec.stack.name(),
-                if tls { "without" } else { "with" }
-            )));
+        if let Pair::Iwarp(qp) = &pair {
+            let tls = qp.tls().is_some();
+            if tls != (spec.stack == Stack::WeftTls) && spec.transport == Transport::Tcp {
+                return Err(BenchError::Usage(format!(
+                    "{} is measured {} TLS: unset WEFT_TLS",
+                    spec.stack.name(),
+                    if tls { "without" } else { "with" }
+                )));
+            }
         }
         let len = spec.len()?.max(SMALLEST);
         let rights = Access::LOCAL_WRITE
@@ -259,7 +298,7 @@ impl End {
         let recv = RecvWr::new(0).sge(target.sge(0, len));
         let takes_receives = matches!(spec.op, Op::Send | Op::WriteImm);
         let mut end = Self {
-            qp: connection.qp,
+            qp: pair,
             cq,
             spec: *spec,
             pd: pd.clone(),

@@ -24,7 +24,10 @@ pub(super) fn report(records: &[Record], origin: String, notes: &[String]) -> Re
     // The others have separate tables, one for each measure: here they would take too much room.
     let all = every.filter(|record| {
         let line = Line::of(record);
-        let tcp = matches!(line.stack.as_str(), "tcp" | "tcp-tls");
+        let tcp = matches!(
+            line.stack.as_str(),
+            "tcp" | "tcp-tls" | "udp" | "udp-single"
+        );
         line.is_weft() || line.is_exs() || tcp || record.op == "register"
     });
     let mut report = Report::new("weft bench verbs");

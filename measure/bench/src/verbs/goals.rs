@@ -3,7 +3,7 @@
 use super::view::{View, median};
 use crate::aims::Limit::{self, AtLeast, AtMost};
 use crate::aims::verdict;
-use crate::record::Metric;
+use crate::record::{Metric, Record};
 use crate::report::{Section, Table};
 
 /// The reference of an aim's number, in the same run.
@@ -15,11 +15,13 @@ enum Against {
     TcpTls,
     /// The ratio of the medians to another stack.
     Stack(&'static str),
+    /// The ratio of the medians to weft over TCP, without a CRC.
+    Iwarp,
     /// No reference: the number itself is the aim.
     Nothing,
 }
 
-use Against::{Nothing, Stack, Tcp, TcpTls};
+use Against::{Iwarp, Nothing, Stack, Tcp, TcpTls};
 
 /// One line of the table of aims.
 struct Goal {
@@ -70,6 +72,12 @@ const PING_PONG: Goal = Goal {
     poll: Some("busy"),
     ..TCP
 };
+const ROCE: Goal = Goal {
+    stack: "weft-roce",
+    transport: "udp",
+    bytes: 64 << 10,
+    ..TCP
+};
 const RATE: Goal = Goal {
     op: "rate",
     metric: Metric::messages_per_s,
@@ -84,7 +92,7 @@ macro_rules! goals {
     };
 }
 
-const GOALS: [Goal; 15] = goals! {
+const GOALS: [Goal; 20] = goals! {
     "1 MiB RDMA Write without CRC, at least 0.95 of plain TCP", TCP, Tcp => AtLeast(0.95);
     "1 MiB RDMA Write with CRC, at least 0.80 of plain TCP", TCP { crc: true }, Tcp => AtLeast(0.80);
     "1 MiB RDMA Write with TLS, at least 0.90 of rustls over TCP", TCP { stack: "weft-tls" }, TcpTls => AtLeast(0.90);
@@ -100,6 +108,13 @@ const GOALS: [Goal; 15] = goals! {
     "same host, 1 MiB RDMA Write, ordinary memory: at least 3.5 times plain TCP", ORDINARY, Tcp => AtLeast(3.5);
     "same host, 64 B write-with-immediate ping-pong, spinning: at most 0.4 µs one way",
         PING_PONG { op: "write_imm", transport: "local", enough: AtMost(0.4) }, Nothing => Limit::None;
+    "RoCE, 64 KiB RDMA Write: at least 0.5 of iWARP over TCP", ROCE, Iwarp => AtLeast(0.5);
+    "RoCE, 64 KiB Send: at least 0.5 of iWARP over TCP", ROCE { op: "send" }, Iwarp => AtLeast(0.5);
+    "RoCE, 64 KiB RDMA Read: at least 0.5 of iWARP over TCP", ROCE { op: "read" }, Iwarp => AtLeast(0.5);
+    "RoCE, 64 B Send ping-pong, spinning: at most 1.3 times plain UDP",
+        ROCE { op: "send", bytes: 64, metric: Metric::latency_us_p50, poll: Some("busy") }, Stack("udp-single") => AtMost(1.3);
+    "RoCE, 64 KiB RDMA Write, one packet in a thousand lost: at least 0.7 of RoCE without loss",
+        ROCE { stack: "weft-roce-lossy" }, Stack("weft-roce") => AtLeast(0.7);
     "same host, 64 B sends, 128 in flight: at least 8 million/s", RATE { transport: "local", enough: AtLeast(8e6) }, Nothing => Limit::None;
 };
 
@@ -127,6 +142,13 @@ pub(super) fn goals(all: &View<'_>) -> Option<Section> {
             TcpTls => (points.stack("tcp-tls").at(goal.bytes), record.ratio_tcp_tls),
             Stack(stack) => {
                 let beside = points.stack(stack).at(goal.bytes);
+                let ratio = beside.map(|beside| record.summary.median / beside.summary.median);
+                (beside, ratio)
+            }
+            Iwarp => {
+                let iwarp =
+                    |record: &Record| record.transport == "tcp" && record.crc == Some(false);
+                let beside = points.stack("weft").filter(iwarp).at(goal.bytes);
                 let ratio = beside.map(|beside| record.summary.median / beside.summary.median);
                 (beside, ratio)
             }

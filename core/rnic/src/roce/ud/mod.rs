@@ -464,7 +464,7 @@ impl Member for Inner {
         self.received(arrival, header, payload);
     }
 
-    fn answer(self: Arc<Self>) {
+    fn answer(self: Arc<Self>, _polled: bool) {
         self.complete_receives();
         self.call_hooks();
     }
