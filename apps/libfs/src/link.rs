@@ -70,6 +70,7 @@ pub(crate) fn attr(path: &RemotePath) -> Result<Attr, Error> {
         return Ok(Attr {
             dir: true,
             ino: 1,
+            mode: 0o755,
             ..Attr::default()
         });
     }
@@ -98,6 +99,21 @@ pub(crate) fn change(path: &RemotePath, op: Op) -> Result<(), Error> {
         Op::Mkdir => client.mkdir(&path.name),
         Op::Rmdir => client.rmdir(&path.name),
         _ => Err(Errno::INVAL.into()),
+    }
+}
+
+/// Changes the rights of a buffer.
+pub(crate) fn chmod(path: &RemotePath, mode: u32) -> Result<(), Error> {
+    if path.name.is_root() {
+        return Ok(());
+    }
+    let request = Request {
+        size: mode.into(),
+        ..Request::named(Op::Chmod, &path.name)
+    };
+    match here(path, &request)? {
+        Some(_) => Ok(()),
+        None => table().client(&path.endpoint)?.chmod(&path.name, mode),
     }
 }
 

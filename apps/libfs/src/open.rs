@@ -181,6 +181,13 @@ pub(crate) fn ignored(path: Result<RemotePath, Errno>) -> c_int {
     )
 }
 
+pub(crate) fn rights(path: Result<RemotePath, Errno>, mode: mode_t) -> c_int {
+    done(
+        path.map_err(Error::from)
+            .and_then(|path| link::chmod(&path, mode)),
+    )
+}
+
 fn cut(path: Result<RemotePath, Errno>, len: off_t) -> c_int {
     let fd = open_path(path, libc::O_WRONLY | libc::O_CLOEXEC);
     if fd < 0 {
@@ -329,13 +336,13 @@ interpose! {
     }
     fn chmod(path: *const c_char, mode: mode_t) -> c_int {
         match remote!(path) {
-            Some(path) => ignored(path),
+            Some(path) => rights(path, mode),
             None => real!(chmod(*const c_char, mode_t) -> c_int)(path, mode),
         }
     }
     fn fchmodat(dir: c_int, path: *const c_char, mode: mode_t, how: c_int) -> c_int {
         match remote!(dir, path) {
-            Some(path) => ignored(path),
+            Some(path) => rights(path, mode),
             None => real!(fchmodat(c_int, *const c_char, mode_t, c_int) -> c_int)(dir, path, mode, how),
         }
     }

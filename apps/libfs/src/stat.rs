@@ -33,11 +33,12 @@ fn made_up(attr: &Attr, endpoint: &Endpoint) -> Stat {
     let mut stat: Stat = unsafe { MaybeUninit::zeroed().assume_init() };
     stat.st_dev = device(endpoint);
     stat.st_ino = attr.ino;
-    stat.st_mode = match (attr.dir, attr.writable) {
-        (true, _) => libc::S_IFDIR | 0o755,
-        (false, true) => libc::S_IFREG | 0o644,
-        (false, false) => libc::S_IFREG | 0o444,
+    let kind = if attr.dir {
+        libc::S_IFDIR
+    } else {
+        libc::S_IFREG
     };
+    stat.st_mode = kind | libc::mode_t::from(attr.mode & 0o777);
     stat.st_nlink = if attr.dir { 2 } else { 1 };
     // SAFETY: no arguments.
     (stat.st_uid, stat.st_gid) = unsafe { (libc::geteuid(), libc::getegid()) };
@@ -60,7 +61,7 @@ fn of_path(path: &RemotePath) -> Result<Stat, Error> {
             ..Request::named(Op::Open, &path.name)
         };
         match link::here(path, &request) {
-            Ok(Some((_, Some(file)))) => {
+            Ok(Some((reply, Some(file)))) => {
                 let mut stat = MaybeUninit::<Stat>::zeroed();
                 // SAFETY: room for the structure that is written.
                 let rc = unsafe {
@@ -73,9 +74,14 @@ fn of_path(path: &RemotePath) -> Result<Stat, Error> {
                 let mut stat = unsafe { stat.assume_init() };
                 // A memory file has no name, so no links.
                 stat.st_nlink = stat.st_nlink.max(1);
+                if reply.attr.writable {
+                    // A buffer's rights are the server's.
+                    stat.st_mode = libc::S_IFREG | libc::mode_t::from(reply.attr.mode & 0o777);
+                }
                 return Ok(stat);
             }
-            Ok(_) | Err(Error::Errno(Errno::ISDIR)) => {}
+            // What may not be read has attributes all the same.
+            Ok(_) | Err(Error::Errno(Errno::ISDIR | Errno::ACCESS)) => {}
             Err(e) => return Err(e),
         }
     }

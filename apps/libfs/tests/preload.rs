@@ -441,6 +441,27 @@ fn programs_that_replace_their_files_work() {
 }
 
 /// Links, special files and extended attributes are refused with the errors of a file system that has none.
+/// chmod(1) and stat(1) change and show rights, and a program that has none is told so.
+#[test]
+fn chmod_does_what_it_says() {
+    let world = World::new(true, 8 << 20);
+    for place in BOTH {
+        let said = world.sh(
+            place,
+            "echo one >${R}a; chmod 444 ${R}a; stat -c %a ${R}a; (echo two >${R}a) 2>&1 || echo refused
+             cat ${R}a; python3 -c 'import os, sys; os.chmod(sys.argv[1], 0o600)' ${R}a; stat -c %a ${R}a
+             echo two >${R}a; cat ${R}a; chmod 200 ${R}a; stat -c %a ${R}a; (cat ${R}a) 2>&1 || chmod 666 ${R}a
+             before=$(stat -c %a ${R}film); chmod 700 ${R}film; [ $(stat -c %a ${R}film) = $before ]",
+        );
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines[1].ends_with("Permission denied"), "{place:?}: {said}");
+        assert!(lines[7].ends_with("Permission denied"), "{place:?}: {said}");
+        let rest = [lines[0], lines[2], lines[3], lines[4], lines[5], lines[6]];
+        let expected = ["444", "refused", "one", "600", "two", "200"];
+        assert_eq!(rest, expected, "{place:?}");
+    }
+}
+
 #[test]
 fn what_servers_lack_is_refused_as_by_other_file_systems() {
     let world = World::new(true, 64 << 20);

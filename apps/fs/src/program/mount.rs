@@ -136,11 +136,7 @@ impl Mounted {
                 FileType::RegularFile
             },
             // Executable: what a file is for is not known.
-            perm: if attr.dir || attr.writable {
-                0o755
-            } else {
-                0o555
-            },
+            perm: if attr.dir { 0o755 } else { attr.mode | 0o111 },
             nlink: if attr.dir { 2 } else { 1 },
             uid: self.user.0,
             gid: self.user.1,
@@ -315,7 +311,7 @@ impl Filesystem for Mounted {
         &self,
         _: &Request,
         ino: INodeNo,
-        _mode: Option<u32>,
+        mode: Option<u32>,
         _uid: Option<u32>,
         _gid: Option<u32>,
         size: Option<u64>,
@@ -329,9 +325,13 @@ impl Filesystem for Mounted {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        // Owners, modes and times are the server's: what would change them is taken, and changes nothing.
+        // Owners and times are the server's: what would change them is taken, and changes nothing.
         let done = size
             .map_or(Ok(()), |size| self.resize(ino, fh, size))
+            .and_then(|()| match mode {
+                Some(mode) => self.client.chmod(&self.name(ino)?, mode & 0o666),
+                None => Ok(()),
+            })
             .and_then(|()| self.stat(ino, fh));
         answer!(reply, done, attr => reply.attr(&TTL, &attr));
     }

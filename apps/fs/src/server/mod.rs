@@ -26,7 +26,7 @@ use weft_verbs::tls::{PublicKey, Tls};
 use crate::local_server as host;
 use crate::wire::{Flags, Op, PROTOCOL, Reply, Request};
 use session::Handles;
-use store::{Opened, Store};
+use store::{Opened, Store, Who};
 
 /// Connections of programs of this host that are served at once.
 const MAX_LOCAL: usize = 64;
@@ -195,12 +195,13 @@ impl acceptor::Server for Shared {
         let refusal = Reply::failed(0, Errno::ACCESS).encode();
         let keeps = self.config.keeps.into();
         let has_atomics = request.device().attr().atomics;
+        let who = self.who(&request);
         let accepted = self
             .acceptor
             .accept(self.config.tls(), (request, entry), keeps, &refusal);
         let (mut link, _permit) = accepted?;
         let began = Instant::now();
-        let mut handles = Handles::new(&self.store, link.pd(), has_atomics);
+        let mut handles = Handles::new(&self.store, link.pd(), who, has_atomics);
         while !self.acceptor.is_closed() && Self::turn(&mut link, &mut handles) {}
         // The connection uses the memory, so it ends first.
         link.qp.disconnect();
@@ -216,6 +217,20 @@ impl acceptor::Server for Shared {
 }
 
 impl Shared {
+    /// The client of a request: by its key if that is admitted, and otherwise by its user.
+    fn who(&self, request: &cm::Request) -> Who {
+        let Some(request) = request.soft() else {
+            return Who::Nobody;
+        };
+        let key = request.tls().map(|tls| tls.peer);
+        match key {
+            Some(key) if (self.config.admit)(&key) => Who::Key(key),
+            _ if request.peer_uid() == Some(weft_sys::process::uid()) => Who::Host,
+            Some(key) => Who::Key(key),
+            None => Who::Nobody,
+        }
+    }
+
     /// Serves the next request; false at the end.
     fn turn(link: &mut MessageChannel, handles: &mut Handles) -> bool {
         let bytes = match link.next(4 * LOOK, None) {
@@ -294,7 +309,7 @@ impl Shared {
                 self.store.truncate_for_host(&request.name, request.size)?;
                 self.open_for_host(request, Flags::READ.with(Flags::WRITE))
             }
-            _ => Ok((session::names(&self.store, request), None)),
+            _ => Ok((session::names(&self.store, &Who::Host, request), None)),
         }
     }
 
@@ -312,7 +327,10 @@ impl Shared {
         } else {
             0
         };
-        match self.store.open(&request.name, flags, hint, true)? {
+        match self
+            .store
+            .open(&request.name, flags, hint, &Who::Host, true)?
+        {
             Opened::File(file, attr) => {
                 let reply = Reply {
                     attr,

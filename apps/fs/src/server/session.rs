@@ -8,8 +8,8 @@ use weft_verbs::Access;
 use weft_verbs::any::{Mr, Pd};
 
 use super::memory::{End, Memory};
-use super::store::{Buffer, Opened, Store};
-use crate::wire::{Attr, Flags, Op, Region, Reply, Request};
+use super::store::{Buffer, Opened, Store, Who};
+use crate::wire::{Attr, Flags, Op, Region, Reply, Request, named_key};
 
 /// Handles of one client.
 const MAX_HANDLES: usize = 1024;
@@ -18,6 +18,8 @@ const MAX_HANDLES: usize = 1024;
 struct Handle {
     buffer: Arc<Buffer>,
     flags: Flags,
+    /// The rights of the region.
+    access: Access,
     generation: u32,
     /// Keeps the quota of the generation that is registered.
     memory: Option<Arc<Memory>>,
@@ -29,6 +31,7 @@ struct Handle {
 pub(crate) struct Handles {
     store: Arc<Store>,
     pd: Pd,
+    who: Who,
     /// Whether clients can append, which needs atomics.
     has_atomics: bool,
     open: HashMap<u32, Handle>,
@@ -36,10 +39,11 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    pub(crate) fn new(store: &Arc<Store>, pd: &Pd, has_atomics: bool) -> Self {
+    pub(crate) fn new(store: &Arc<Store>, pd: &Pd, who: Who, has_atomics: bool) -> Self {
         Self {
             store: Arc::clone(store),
             pd: pd.clone(),
+            who,
             has_atomics,
             open: HashMap::new(),
             next: 1,
@@ -60,7 +64,7 @@ impl Handles {
                 handle.check_writable()?;
                 handle.buffer.truncate(request.size, &store.quota)
             }),
-            _ => return names(&self.store, request),
+            _ => return names(&self.store, &self.who, request),
         };
         done.unwrap_or_else(|e| Reply::failed(request.id, e))
     }
@@ -76,13 +80,24 @@ impl Handles {
         if flags.has(Flags::APPEND) && !self.has_atomics {
             return Err(Errno::OPNOTSUPP);
         }
-        let opened = self.store.open(&request.name, flags, request.size, false)?;
+        let opened = self
+            .store
+            .open(&request.name, flags, request.size, &self.who, false)?;
         let Opened::Buffer(buffer) = opened else {
             return Err(Errno::IO);
         };
+        // A writer reads the bytes beside what it writes, if it may. The region gives what the client may do, and nothing else does.
+        let mut access = Access::empty();
+        if flags.has(Flags::WRITE) {
+            access |= Access::REMOTE_WRITE | Access::LOCAL_WRITE;
+        }
+        if flags.has(Flags::READ) || buffer.is_readable(&self.who) {
+            access |= Access::REMOTE_READ;
+        }
         let mut handle = Handle {
             buffer,
             flags,
+            access,
             generation: 0,
             memory: None,
             mr: None,
@@ -167,13 +182,8 @@ impl Handle {
         let stale = generation != self.generation;
         if stale || self.mr.as_ref().map_or(0, Mr::len) != len {
             self.mr = None;
-            let access = if self.flags.has(Flags::WRITE) {
-                Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE
-            } else {
-                Access::REMOTE_READ
-            };
             if len > 0 {
-                let mr = pd.reg_memfd(memory.fd(), len, access);
+                let mr = pd.reg_memfd(memory.fd(), len, self.access);
                 self.mr = Some(mr.map_err(|_| Errno::NOMEM)?);
             }
         }
@@ -221,13 +231,18 @@ impl Handle {
 }
 
 /// Carries out what needs no handle.
-pub(crate) fn names(store: &Store, request: &Request) -> Reply {
+pub(crate) fn names(store: &Store, who: &Who, request: &Request) -> Reply {
     let (name, other) = (&request.name, &request.other);
     let ok = Reply::ok(request.id);
     let done = match request.op {
         Op::Stat => store.stat(name).map(|attr| Reply { attr, ..ok }),
-        Op::Unlink => store.unlink(name).map(|()| ok),
-        Op::Rename => store.rename(name, other).map(|()| ok),
+        Op::Unlink => store.unlink(name, who).map(|()| ok),
+        Op::Rename => store.rename(name, other, who).map(|()| ok),
+        Op::Chmod => store.chmod(name, who, request.size).map(|()| ok),
+        Op::Share => named_key(other)
+            .ok_or(Errno::INVAL)
+            .and_then(|key| store.share(name, who, key, request.size != 0))
+            .map(|()| ok),
         Op::Mkdir => store.mkdir(name).map(|()| ok),
         Op::Rmdir => store.rmdir(name).map(|()| ok),
         Op::List => store

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use weft_sys::limits;
+use weft_verbs::tls::PublicKey;
 
 use super::memory::{End, Memory, Quota, errno};
 use crate::lock;
@@ -31,6 +32,23 @@ fn now() -> u64 {
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(0))
 }
+
+/// A client, as far as the rights of buffers go.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Who {
+    Key(PublicKey),
+    /// A process of the server's own user on its host, which could read the server's memory: it has an owner's rights on every buffer.
+    Host,
+    /// Without a key, at a server for everybody.
+    Nobody,
+}
+
+pub(crate) const READ: u16 = 4;
+pub(crate) const WRITE: u16 = 2;
+/// The rights of a new buffer: everybody who is admitted reads and writes.
+const NEW_MODE: u16 = 0o666;
+/// The keys that a buffer names.
+const MAX_KEYS: usize = 64;
 
 /// A named buffer, or a file of the folder that was loaded.
 pub(crate) struct Buffer {
@@ -56,10 +74,21 @@ struct State {
     /// The page with the word that appenders count with; it lasts as long as the generation.
     word: Option<Arc<End>>,
     appenders: u32,
+    owner: Who,
+    /// Rights of the owner, of `keys`, and of others.
+    mode: u16,
+    keys: Vec<PublicKey>,
 }
 
 impl Buffer {
-    fn new(ino: u64, memory: Arc<Memory>, mtime: u64, read_only: bool, hint: u64) -> Arc<Self> {
+    fn new(
+        ino: u64,
+        memory: Arc<Memory>,
+        mtime: u64,
+        read_only: bool,
+        (owner, mode): (Who, u16),
+        hint: u64,
+    ) -> Arc<Self> {
         Arc::new(Self {
             ino,
             read_only,
@@ -74,8 +103,32 @@ impl Buffer {
                 hint,
                 word: None,
                 appenders: 0,
+                owner,
+                mode,
+                keys: Vec::new(),
             }),
         })
+    }
+
+    /// # Errors
+    /// `EACCES` if this client has not these rights.
+    fn check(&self, who: &Who, rights: u16) -> Result<(), Errno> {
+        let state = lock(&self.state);
+        let class = match who {
+            who if state.is_owner(who) => 6,
+            Who::Key(key) if state.keys.contains(key) => 3,
+            _ => 0,
+        };
+        if state.mode >> class & rights == rights {
+            Ok(())
+        } else {
+            Err(Errno::ACCESS)
+        }
+    }
+
+    /// Whether this client may read it.
+    pub(crate) fn is_readable(&self, who: &Who) -> bool {
+        self.check(who, READ).is_ok()
     }
 
     pub(crate) fn attr(&self) -> Attr {
@@ -87,6 +140,7 @@ impl Buffer {
             mtime: state.mtime,
             ino: self.ino,
             generation: state.generation,
+            mode: state.mode,
         }
     }
 
@@ -173,6 +227,10 @@ impl State {
         Ok(())
     }
 
+    fn is_owner(&self, who: &Who) -> bool {
+        *who == Who::Host || *who == self.owner
+    }
+
     /// Whether no client has it open.
     fn is_idle(&mut self) -> bool {
         if self.lent && !self.memory.is_lent() {
@@ -243,7 +301,65 @@ impl Store {
             None => return Err(self.not_ours(&tree, name)),
         };
         drop(tree);
+        buffer.check(&Who::Host, WRITE)?;
         buffer.truncate(size, &self.quota)
+    }
+
+    /// Gives a buffer these rights. Programs that have it open keep what they have; folders, and files of the served folder, have none to change.
+    ///
+    /// # Errors
+    /// `EPERM` for a client that does not own it, and those of a name.
+    pub(crate) fn chmod(&self, name: &Name, who: &Who, mode: u64) -> Result<(), Errno> {
+        let mode = u16::try_from(mode & 0o777).map_err(|_| Errno::INVAL)?;
+        self.own(name, who, |state| {
+            state.mode = mode;
+            Ok(())
+        })
+    }
+
+    /// Adds a key to those that a buffer names, or takes it out.
+    ///
+    /// # Errors
+    /// As [`Store::chmod`]; `ENOSPC` beyond [`MAX_KEYS`].
+    pub(crate) fn share(
+        &self,
+        name: &Name,
+        who: &Who,
+        key: PublicKey,
+        adds: bool,
+    ) -> Result<(), Errno> {
+        self.own(name, who, |state| {
+            state.keys.retain(|other| *other != key);
+            if adds && state.keys.len() == MAX_KEYS {
+                return Err(Errno::NOSPC);
+            }
+            if adds {
+                state.keys.push(key);
+            }
+            Ok(())
+        })
+    }
+
+    /// Changes the rights of a buffer.
+    fn own(
+        &self,
+        name: &Name,
+        who: &Who,
+        change: impl FnOnce(&mut State) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let tree = lock(&self.tree);
+        match tree.nodes.get(name) {
+            Some(Node::Buffer(buffer)) => {
+                let mut state = lock(&buffer.state);
+                if !state.is_owner(who) {
+                    return Err(Errno::PERM);
+                }
+                change(&mut state)
+            }
+            Some(Node::Dir { .. }) => Ok(()),
+            None if name.is_root() => Ok(()),
+            None => self.on_disk(&tree, name, OFlags::PATH).map(drop),
+        }
     }
 
     /// Opens a buffer or file, and counts that: [`Store::close`] takes it back. With `lend`, for a program of this host.
@@ -252,6 +368,7 @@ impl Store {
         name: &Name,
         flags: Flags,
         hint: u64,
+        who: &Who,
         lend: bool,
     ) -> Result<Opened, Errno> {
         if name.is_root() {
@@ -266,7 +383,13 @@ impl Store {
             Some(Node::Buffer(_)) if flags.has(Flags::CREATE.with(Flags::EXCLUSIVE)) => {
                 return Err(Errno::EXIST);
             }
-            Some(Node::Buffer(buffer)) => Arc::clone(buffer),
+            Some(Node::Buffer(buffer)) => {
+                let reads = READ * u16::from(flags.has(Flags::READ));
+                let changes = writes || flags.has(Flags::TRUNCATE);
+                let changes = WRITE * u16::from(changes);
+                buffer.check(who, reads | changes)?;
+                Arc::clone(buffer)
+            }
             None => match self.on_disk(&tree, name, OFlags::RDONLY) {
                 Ok(_) if flags.has(Flags::CREATE.with(Flags::EXCLUSIVE)) => {
                     return Err(Errno::EXIST);
@@ -291,7 +414,8 @@ impl Store {
                     }
                     let ino = tree.number()?;
                     let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
-                    let buffer = Buffer::new(ino, memory, now(), false, hint);
+                    let buffer =
+                        Buffer::new(ino, memory, now(), false, (who.clone(), NEW_MODE), hint);
                     tree.nodes
                         .insert(name.clone(), Node::Buffer(Arc::clone(&buffer)));
                     buffer
@@ -379,11 +503,13 @@ impl Store {
         }
     }
 
-    pub(crate) fn unlink(&self, name: &Name) -> Result<(), Errno> {
+    /// Removes a buffer. That changes what others find under its name, so it takes the right to write.
+    pub(crate) fn unlink(&self, name: &Name, who: &Who) -> Result<(), Errno> {
         let mut tree = lock(&self.tree);
         match tree.nodes.get(name) {
             Some(Node::Dir { .. }) => Err(Errno::ISDIR),
             Some(Node::Buffer(buffer)) => {
+                buffer.check(who, WRITE)?;
                 lock(&buffer.state).linked = false;
                 let freed = tree.nodes.remove(name);
                 drop(tree);
@@ -395,7 +521,8 @@ impl Store {
         }
     }
 
-    pub(crate) fn rename(&self, from: &Name, to: &Name) -> Result<(), Errno> {
+    /// Gives a buffer or folder another name. It takes the right to write all buffers whose names change, and one that is replaced.
+    pub(crate) fn rename(&self, from: &Name, to: &Name, who: &Who) -> Result<(), Errno> {
         let mut tree = lock(&self.tree);
         let node = match tree.nodes.get(from) {
             Some(node) => node.clone(),
@@ -409,6 +536,13 @@ impl Store {
             return Ok(());
         }
         self.check_parent(&tree, to)?;
+        let mut changed = tree.inside(from);
+        changed.extend([from.clone(), to.clone()]);
+        for name in changed {
+            if let Some(Node::Buffer(buffer)) = tree.nodes.get(&name) {
+                buffer.check(who, WRITE)?;
+            }
+        }
         match (&node, tree.nodes.get(to)) {
             (_, None) => {
                 if self.on_disk(&tree, to, OFlags::PATH).is_ok() {
@@ -604,7 +738,14 @@ impl Store {
             let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
             memory.grow(attr.size)?;
             memory.fill_from(file, attr.size)?;
-            let buffer = Buffer::new(attr.ino, memory, attr.mtime, true, 0);
+            let buffer = Buffer::new(
+                attr.ino,
+                memory,
+                attr.mtime,
+                true,
+                (Who::Nobody, attr.mode),
+                0,
+            );
             *loaded = Arc::downgrade(&buffer);
             buffer
         };
@@ -672,6 +813,7 @@ fn dir_attr(ino: u64, mtime: u64) -> Attr {
         writable: true,
         mtime,
         ino,
+        mode: 0o755,
         ..Attr::default()
     }
 }
@@ -695,6 +837,7 @@ fn disk_attr(stat: &Stat) -> Result<Attr, Errno> {
             .saturating_add(stat.st_mtime_nsec),
         ino: stat.st_ino,
         generation: 0,
+        mode: if kind.is_dir() { 0o755 } else { 0o444 },
     })
 }
 

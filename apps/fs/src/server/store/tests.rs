@@ -6,7 +6,7 @@ fn name(text: &str) -> Name {
 }
 
 fn open(store: &Store, text: &str, flags: Flags) -> Result<Arc<Buffer>, Errno> {
-    match store.open(&name(text), flags, 0, false)? {
+    match store.open(&name(text), flags, 0, &Who::Host, false)? {
         Opened::Buffer(buffer) => Ok(buffer),
         Opened::File(..) => panic!("nothing is lent"),
     }
@@ -40,7 +40,7 @@ fn the_last_close_frees_unless_buffers_are_kept() {
 #[test]
 fn a_lent_buffer_is_freed_when_its_programs_are_done() {
     let store = Store::new(1 << 20, false, None).unwrap();
-    let Ok(Opened::File(lent, _)) = store.open(&name("a"), NEW, 4096, true) else {
+    let Ok(Opened::File(lent, _)) = store.open(&name("a"), NEW, 4096, &Who::Host, true) else {
         panic!("it is made");
     };
     store.sweep();
@@ -86,11 +86,14 @@ fn folders_and_names() {
     assert_eq!(names(store.list(&root, b"d-").unwrap()), ["dz"]);
     assert_eq!(names(store.list(&name("d"), b"").unwrap()), ["x"]);
     assert_eq!(store.rmdir(&name("d")), Err(Errno::NOTEMPTY));
-    store.rename(&name("d"), &name("e")).unwrap();
+    store.rename(&name("d"), &name("e"), &Who::Host).unwrap();
     assert!(store.stat(&name("e/x")).is_ok() && store.stat(&name("d")).is_err());
-    assert_eq!(store.rename(&name("e"), &name("e/f")), Err(Errno::INVAL));
-    store.rename(&name("dz"), &name("e/x")).unwrap();
-    store.unlink(&name("e/x")).unwrap();
+    assert_eq!(
+        store.rename(&name("e"), &name("e/f"), &Who::Host),
+        Err(Errno::INVAL)
+    );
+    store.rename(&name("dz"), &name("e/x"), &Who::Host).unwrap();
+    store.unlink(&name("e/x"), &Who::Host).unwrap();
     store.rmdir(&name("e")).unwrap();
     assert_eq!(names(store.list(&root, b"").unwrap()), ["d-"]);
 }
@@ -124,7 +127,7 @@ fn files_of_the_folder_are_read_only_and_links_lead_nowhere() {
     open(&store, "sub/new", NEW).unwrap();
     assert_eq!(names(store.list(&name("sub"), b"").unwrap()), ["f", "new"]);
     assert_eq!(names(store.list(&Name::default(), b"").unwrap()), ["sub"]);
-    assert_eq!(store.unlink(&name("sub/f")), Err(Errno::ROFS));
+    assert_eq!(store.unlink(&name("sub/f"), &Who::Host), Err(Errno::ROFS));
 }
 
 #[test]
@@ -208,8 +211,12 @@ fn long_steps_of_one_client_leave_others_their_turn() {
     let again = || open(&store, "big", NEW).unwrap();
     let cut = |big: Arc<Buffer>| big.truncate(big.attr().size - 1, &store.quota).unwrap();
     let list = |()| drop(store.list(&name("many"), b"").unwrap());
-    let remove = |()| store.unlink(&name("big")).unwrap();
-    let replace = |()| store.rename(&name("new"), &name("big")).unwrap();
+    let remove = |()| store.unlink(&name("big"), &Who::Host).unwrap();
+    let replace = |()| {
+        store
+            .rename(&name("new"), &name("big"), &Who::Host)
+            .unwrap();
+    };
     let new = || {
         big();
         drop(open(&store, "new", NEW).unwrap());
@@ -243,7 +250,9 @@ fn a_rename_that_makes_a_name_too_long_moves_nothing() {
         store.mkdir(&name(&last)).unwrap();
         deep = last;
     }
-    store.rename(&name("d"), &name(&long("e"))).unwrap_err();
+    store
+        .rename(&name("d"), &name(&long("e")), &Who::Host)
+        .unwrap_err();
     assert!(store.stat(&name("d/a")).is_ok() && store.stat(&name(&deep)).is_ok());
 }
 
@@ -256,7 +265,7 @@ fn empty_buffers_leave_descriptors_for_connections() {
         let want = if i < 2 { Ok(()) } else { Err(Errno::NFILE) };
         assert_eq!(opened, want);
     }
-    store.unlink(&name("0")).unwrap();
+    store.unlink(&name("0"), &Who::Host).unwrap();
     open(&store, "x", NEW).unwrap();
 }
 
