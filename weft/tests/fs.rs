@@ -411,6 +411,13 @@ fn programs_on_a_mounted_server() {
     mounted.sh(
         "t() { sleep .15; stat -c %.Y in; }; echo 1 > in; was=$(t); cat in; cp in out; test $(t) = $was; echo 2 >> in; test $(t) != $was; rm in out",
     );
+    // The server refuses, also what the kernel would let root do.
+    mounted.sh(
+        "no() { ! (\"$@\") 2>/dev/null; }; set_r() { echo $1 > r; }; echo x > r; chmod 444 r; test $(stat -c %a r) = 555
+         test $(cat r) = x; no set_r y; cp -p r r2; mv r2 r; chmod 200 r; no cat r; set_r z; chmod 644 r; test $(cat r) = z
+         exec 5<r; chmod 200 r; no cat r; exec 5<&-; chmod 400 r; rm -f r; no chmod 600 film; test $(cat film | wc -c) = 3000000
+         (umask 077; echo p > p); test $(stat -c %a p) = 711; rm p",
+    );
     assert_eq!(mounted.sh("ls"), "a\nfilm\n");
     // What is written elsewhere is seen when a file is opened again.
     let elsewhere = dir.path().join("elsewhere");

@@ -53,7 +53,7 @@ pub enum Op {
     List,
     /// Quota (`size`) and its used part (`length`).
     Usage,
-    /// Give the buffer `name` the rights `size`: nine bits as of `chmod(2)`, for its owner, for the keys of [`Op::Share`], and for others.
+    /// Give the buffer `name`, or that of `handle` unless it is 0, the rights `size`: nine bits as of `chmod(2)`, for its owner, for the keys of [`Op::Share`], and for others.
     Chmod,
     /// Let the key that `other` names ([`key_name`]) be one of those of the buffer `name`, or no more if `size` is 0.
     Share,
@@ -73,6 +73,8 @@ impl Flags {
     pub const TRUNCATE: Self = Self(16);
     /// Writes go to the end.
     pub const APPEND: Self = Self(32);
+    /// A buffer that is made by this is its owner's alone: 600, not 666.
+    pub const PRIVATE: Self = Self(64);
 
     /// Whether all of these are set.
     pub fn has(self, other: Self) -> bool {
@@ -156,7 +158,7 @@ impl Request {
             name,
             other,
         } = decode(bytes)?;
-        if flags.0 >= 64 {
+        if flags.0 >= 128 {
             return Err(Malformed("flags"));
         }
         let named = Name::new(name).and_then(|name| Ok((name, Name::new(other)?)));
@@ -245,6 +247,17 @@ pub struct Attr {
     pub generation: u32,
     /// Rights: nine bits as of `chmod(2)`.
     pub mode: u16,
+    /// Those of this client: 4 to read, 2 to write. With another client they are others.
+    pub rights: u16,
+}
+
+impl Attr {
+    /// Whether this client may open it for that.
+    pub fn allows(&self, flags: Flags) -> bool {
+        let needs = [(Flags::READ, 4), (Flags::WRITE, 2)];
+        let mut needs = needs.iter().filter(|(flag, _)| flags.has(*flag));
+        needs.all(|(_, right)| self.rights & right != 0)
+    }
 }
 
 /// The name that stands for a key in [`Op::Share`].
@@ -281,7 +294,7 @@ pub struct Entry {
 
 /// Bytes that a reply without entries, and an entry without its name, have at most: integers of 64 bits take up to ten.
 const REPLY_MOST: usize = 128;
-const ENTRY_MOST: usize = 48;
+const ENTRY_MOST: usize = 52;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
@@ -372,6 +385,7 @@ mod tests {
             ino: 9,
             generation: 3,
             mode: 0o640,
+            rights: 4,
         };
         Reply {
             handle: 4,

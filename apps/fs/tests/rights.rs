@@ -159,6 +159,50 @@ fn what_may_not_be_written_keeps_its_name_and_bytes() {
     mine.rename(&name("d/a"), &name("d/f")).unwrap();
     assert_eq!(opens(&theirs, "d/f"), [None, NOT], "rights follow the name");
     mine.unlink(&name("d/f")).unwrap();
+    // Its owner renames, replaces and removes what it may only read.
+    for text in ["e", "g"] {
+        made(&mine, text);
+        mine.chmod(&name(text), 0o444).unwrap();
+    }
+    mine.rename(&name("e"), &name("g")).unwrap();
+    mine.unlink(&name("g")).unwrap();
+}
+
+#[test]
+fn a_private_buffer_is_its_owners_from_the_beginning() {
+    let [owner, other] = [(); 2].map(|()| Person::new());
+    let server = serve(&[&owner, &other]);
+    let [mine, theirs] = [&owner, &other].map(|person| person.client(&server));
+    let options = OpenOptions::read().with(Flags::WRITE).with(Flags::CREATE);
+    let file = mine.open(&name("a"), options.with(Flags::PRIVATE)).unwrap();
+    assert_eq!(opens(&theirs, "a"), [NOT, NOT]);
+    let attr = theirs.stat(&name("a")).unwrap();
+    assert_eq!((attr.mode, attr.rights), (0o600, 0));
+    // By the handle, whatever the name is.
+    mine.rename(&name("a"), &name("b")).unwrap();
+    made(&mine, "a");
+    file.chmod(0o664).unwrap();
+    assert_eq!(opens(&theirs, "b"), [None, NOT]);
+    assert_eq!(mine.stat(&name("a")).unwrap().mode, 0o666);
+    let attr = theirs.stat(&name("b")).unwrap();
+    assert_eq!((attr.mode, attr.rights), (0o664, 4));
+}
+
+/// A key that the server has not been given may be one of this run only: its buffers are everybody's who comes without one.
+#[test]
+fn the_servers_user_is_one_person_with_a_key_or_without() {
+    let [key, without, later] = [(); 3].map(|()| Person::new());
+    let server = serve(&[&key]);
+    let [with_key, without, later] = [&key, &without, &later].map(|person| person.client(&server));
+    made(&without, "a");
+    without.chmod(&name("a"), 0o600).unwrap();
+    for client in [&later, &with_key] {
+        assert_eq!(opens(client, "a"), [None, None]);
+        client.chmod(&name("a"), 0o600).unwrap();
+    }
+    made(&with_key, "b");
+    with_key.chmod(&name("b"), 0o600).unwrap();
+    assert_eq!(opens(&later, "b"), [None, None]);
 }
 
 /// A peer with a connection of its own, which checks nothing.

@@ -71,6 +71,7 @@ pub(crate) fn attr(path: &RemotePath) -> Result<Attr, Error> {
             dir: true,
             ino: 1,
             mode: 0o755,
+            rights: 4,
             ..Attr::default()
         });
     }
@@ -108,12 +109,14 @@ pub(crate) fn chmod(path: &RemotePath, mode: u32) -> Result<(), Error> {
         return Ok(());
     }
     let request = Request {
-        size: mode.into(),
+        size: (mode & 0o777).into(),
         ..Request::named(Op::Chmod, &path.name)
     };
     match here(path, &request)? {
         Some(_) => Ok(()),
-        None => table().client(&path.endpoint)?.chmod(&path.name, mode),
+        None => table()
+            .client(&path.endpoint)?
+            .chmod(&path.name, mode & 0o777),
     }
 }
 

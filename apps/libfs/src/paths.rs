@@ -17,7 +17,7 @@ use weft_sys::{
     real,
 };
 
-use crate::open::{ignored, is_there, remote, rights};
+use crate::open::{ignored, is_there, remote};
 use crate::table::{Kind, kind, table};
 use crate::{bytes, copied, done, fail_name, link, resolve};
 
@@ -259,9 +259,11 @@ interpose! {
 
     "C"
     fn fchmod(fd: c_int, mode: c_uint) -> c_int {
-        match path_of(fd) {
-            Some(path) => rights(path, mode),
-            None => real!(fchmod(c_int, c_uint) -> c_int)(fd, mode),
+        match kind(fd) {
+            Kind::Remote => done(table().entry(fd).and_then(|entry| entry.file.chmod(mode & 0o777))),
+            Kind::Folder => 0,
+            // The rights of a buffer of this host are those of its memory file.
+            _ => real!(fchmod(c_int, c_uint) -> c_int)(fd, mode),
         }
     }
     fn mkdtemp(template: *mut c_char) -> *mut c_char {

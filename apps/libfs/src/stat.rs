@@ -61,7 +61,7 @@ fn of_path(path: &RemotePath) -> Result<Stat, Error> {
             ..Request::named(Op::Open, &path.name)
         };
         match link::here(path, &request) {
-            Ok(Some((reply, Some(file)))) => {
+            Ok(Some((_, Some(file)))) => {
                 let mut stat = MaybeUninit::<Stat>::zeroed();
                 // SAFETY: room for the structure that is written.
                 let rc = unsafe {
@@ -74,10 +74,6 @@ fn of_path(path: &RemotePath) -> Result<Stat, Error> {
                 let mut stat = unsafe { stat.assume_init() };
                 // A memory file has no name, so no links.
                 stat.st_nlink = stat.st_nlink.max(1);
-                if reply.attr.writable {
-                    // A buffer's rights are the server's.
-                    stat.st_mode = libc::S_IFREG | libc::mode_t::from(reply.attr.mode & 0o777);
-                }
                 return Ok(stat);
             }
             // What may not be read has attributes all the same.

@@ -208,6 +208,7 @@ impl Table {
         let was = read_placeholder(fd).ok_or(Errno::BADF)?;
         let path = self.path(fd).ok_or(Errno::BADF)?;
         let fresh = Flags::CREATE.with(Flags::EXCLUSIVE).with(Flags::TRUNCATE);
+        let fresh = fresh.with(Flags::PRIVATE);
         let entry = self
             .open(&path, was.flags.without(fresh))
             .map_err(Error::of_reopening)?;

@@ -65,7 +65,8 @@ fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
             client.mkdir(&path.name).map_err(|e| explain(path, &e))
         }),
         Command::Chmod(args) => each(&args.paths, &args.common, |client, path| {
-            let keys = [(&args.named, true), (&args.forgotten, false)];
+            // A key that is forgotten makes room for one that is named.
+            let keys = [(&args.forgotten, false), (&args.named, true)];
             let mut keys = keys
                 .iter()
                 .flat_map(|(keys, adds)| keys.iter().map(move |k| (k, *adds)));

@@ -117,6 +117,8 @@ struct Mounted {
     files: Mutex<HashMap<u64, Weak<File>>>,
     handles: Mutex<(HashMap<u64, Arc<File>>, u64)>,
     user: (u32, u32),
+    /// Other users of this host reach it too.
+    others: bool,
 }
 
 impl Mounted {
@@ -136,7 +138,11 @@ impl Mounted {
                 FileType::RegularFile
             },
             // Executable: what a file is for is not known.
-            perm: if attr.dir { 0o755 } else { attr.mode | 0o111 },
+            perm: if attr.dir {
+                0o755
+            } else {
+                self.perm(attr) | 0o111
+            },
             nlink: if attr.dir { 2 } else { 1 },
             uid: self.user.0,
             gid: self.user.1,
@@ -144,6 +150,13 @@ impl Mounted {
             blksize: 1 << 20,
             flags: 0,
         }
+    }
+
+    /// The mounter's class is what its key may do: the kernel is not to refuse what the server allows. Other users of the host, for whom the mounter's key
+    /// speaks, never write.
+    fn perm(&self, attr: &Attr) -> u16 {
+        let others = if self.others { 0o055 } else { 0o077 };
+        attr.rights << 6 | attr.mode & others
     }
 
     fn name(&self, ino: INodeNo) -> Result<Name, Error> {
@@ -175,19 +188,26 @@ impl Mounted {
         Ok(self.attr(ino, &attr))
     }
 
-    /// Opens a file, or shares it with those who have it open: for reading and writing, so that they can.
+    /// Opens a file, or shares it with those who have it open: for reading and writing where the server lets us, so that they can.
     fn open_shared(&self, ino: u64, name: &Name, flags: Flags) -> Result<u64, Error> {
+        let made = Flags::CREATE.with(Flags::EXCLUSIVE).with(Flags::PRIVATE);
         let mut files = lock(&self.files);
         let known = files.get(&ino).and_then(Weak::upgrade);
         let file = match known {
-            Some(file) if !flags.has(Flags::WRITE) || file.flags().has(Flags::WRITE) => file,
+            Some(file) if file.flags().has(flags.without(made)) => {
+                // It may have been opened before a change of the rights.
+                if !self.client.stat(name)?.allows(flags) {
+                    return Err(weft_fs::Errno::ACCESS.into());
+                }
+                file
+            }
             _ => {
                 let both = flags.with(Flags::READ).with(Flags::WRITE);
                 let options = |flags| OpenOptions { flags, size: 0 };
                 let opened = match self.client.open(name, options(both)) {
-                    Err(Error::Errno(weft_fs::Errno::ROFS)) if !flags.has(Flags::WRITE) => self
-                        .client
-                        .open(name, options(flags.without(Flags::CREATE)))?,
+                    Err(Error::Errno(weft_fs::Errno::ROFS | weft_fs::Errno::ACCESS)) => {
+                        self.client.open(name, options(flags.without(made)))?
+                    }
                     opened => opened?,
                 };
                 let file = Arc::new(opened);
@@ -233,11 +253,20 @@ impl Mounted {
         file.close()
     }
 
-    fn make(&self, parent: INodeNo, name: &OsStr, flags: i32) -> Result<(FileAttr, u64), Error> {
+    fn make(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        flags: i32,
+        mode: u32,
+    ) -> Result<(FileAttr, u64), Error> {
         let name = self.child(parent, name)?;
         let mut wanted = Flags::WRITE.with(Flags::CREATE);
         if flags & rustix::fs::OFlags::EXCL.bits().cast_signed() != 0 {
             wanted = wanted.with(Flags::EXCLUSIVE);
+        }
+        if mode & OTHERS == 0 {
+            wanted = wanted.with(Flags::PRIVATE);
         }
         let ino = lock(&self.names).number(&name);
         match self.open_shared(ino, &name, wanted) {
@@ -275,6 +304,9 @@ impl Mounted {
         Ok(())
     }
 }
+
+/// The bits of a mode that are not the owner's.
+const OTHERS: u32 = 0o077;
 
 /// Replies with what came out.
 macro_rules! answer {
@@ -414,12 +446,12 @@ impl Filesystem for Mounted {
         _: &Request,
         parent: INodeNo,
         name: &OsStr,
-        _mode: u32,
+        mode: u32,
         _umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        answer!(reply, self.make(parent, name, flags), (attr, fh) => {
+        answer!(reply, self.make(parent, name, flags, mode), (attr, fh) => {
             reply.created(&TTL, &attr, Generation(0), FileHandle(fh), FopenFlags::empty());
         });
     }
@@ -586,6 +618,7 @@ pub(crate) fn mount(client: Client, dir: &Path, others: bool) -> io::Result<Moun
         files: Mutex::default(),
         handles: Mutex::default(),
         user,
+        others,
     };
     let mut session = Session::new(mounted, dir, &config)?;
     let unmounter = session.unmount_callable();

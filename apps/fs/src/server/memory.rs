@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use weft_service::Permit;
 use weft_sys::memfd;
@@ -69,10 +69,13 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(quota: &Arc<Quota>) -> io::Result<Arc<Self>> {
+    /// Empty, with these rights.
+    pub(crate) fn new(quota: &Arc<Quota>, mode: u16) -> io::Result<Arc<Self>> {
         let file = quota.file()?;
+        let fd = memfd::create_growing("weft-fs")?;
+        rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode.into()))?;
         Ok(Arc::new(Self {
-            fd: memfd::create_growing("weft-fs")?,
+            fd,
             charged: AtomicU64::new(0),
             quota: Arc::clone(quota),
             _file: file,
@@ -121,9 +124,19 @@ impl Memory {
         }
     }
 
-    /// A description of its own for a program of this host.
+    /// The nine bits of its rights. They are those of the memory file, so that `fchmod` and `fstat` of programs of this host need no server.
+    pub(crate) fn mode(&self) -> u16 {
+        rustix::fs::fstat(&self.fd).map_or(0, |stat| (stat.st_mode & 0o777) as u16)
+    }
+
+    pub(crate) fn set_mode(&self, mode: u16) -> Result<(), Errno> {
+        rustix::fs::fchmod(&self.fd, Mode::from_raw_mode((mode & 0o777).into()))
+    }
+
+    /// A description of its own for a program of this host. Whether it may have that has been
+    /// checked.
     pub(crate) fn lend(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
-        memfd::reopen(&self.fd, flags).map_err(|e| errno(&e))
+        memfd::reopen_past_mode(&self.fd, flags).map_err(|e| errno(&e))
     }
 
     /// Whether programs of this host still have a lent descriptor. True if the kernel cannot tell.
@@ -200,9 +213,9 @@ mod tests {
     #[test]
     fn the_quota_counts_what_is_there() {
         let quota = Quota::new(10_000, 2);
-        let a = Memory::new(&quota).unwrap();
-        let b = Memory::new(&quota).unwrap();
-        Memory::new(&quota).unwrap_err();
+        let a = Memory::new(&quota, 0o666).unwrap();
+        let b = Memory::new(&quota, 0o666).unwrap();
+        Memory::new(&quota, 0o666).unwrap_err();
         a.grow(6000).unwrap();
         a.grow(5000).unwrap();
         assert_eq!((a.size(), quota.used()), (6000, 6000));

@@ -1,6 +1,7 @@
 //! The server: admission of clients, and their sessions.
 
 mod memory;
+mod rights;
 mod session;
 mod store;
 
@@ -25,8 +26,9 @@ use weft_verbs::tls::{PublicKey, Tls};
 
 use crate::local_server as host;
 use crate::wire::{Flags, Op, PROTOCOL, Reply, Request};
+use rights::Who;
 use session::Handles;
-use store::{Opened, Store, Who};
+use store::{Opened, Store};
 
 /// Connections of programs of this host that are served at once.
 const MAX_LOCAL: usize = 64;
@@ -217,17 +219,16 @@ impl acceptor::Server for Shared {
 }
 
 impl Shared {
-    /// The client of a request: by its key if that is admitted, and otherwise by its user.
+    /// The client of a request.
     fn who(&self, request: &cm::Request) -> Who {
         let Some(request) = request.soft() else {
-            return Who::Nobody;
+            return Who::default();
         };
         let key = request.tls().map(|tls| tls.peer);
-        match key {
-            Some(key) if (self.config.admit)(&key) => Who::Key(key),
-            _ if request.peer_uid() == Some(weft_sys::process::uid()) => Who::Host,
-            Some(key) => Who::Key(key),
-            None => Who::Nobody,
+        Who {
+            // A key that is not admitted may be one of this run only: what it owned would be nobody's afterwards.
+            key: key.filter(|key| (self.config.admit)(key)),
+            is_own_user: request.peer_uid() == Some(weft_sys::process::uid()),
         }
     }
 
@@ -303,34 +304,24 @@ impl Shared {
 
     fn for_host(&self, request: &Request) -> Result<(Reply, Option<OwnedFd>), Errno> {
         match request.op {
-            Op::Open => self.open_for_host(request, request.flags),
+            Op::Open => self.open_for_host(request),
             // By name: programs of this host have no handles. The new generation comes with the reply.
             Op::Truncate => {
-                self.store.truncate_for_host(&request.name, request.size)?;
-                self.open_for_host(request, Flags::READ.with(Flags::WRITE))
+                let (file, attr) = self.store.truncate_for_host(&request.name, request.size)?;
+                let ok = Reply::ok(request.id);
+                Ok((Reply { attr, ..ok }, Some(file)))
             }
-            _ => Ok((session::names(&self.store, &Who::Host, request), None)),
+            _ => Ok((session::names(&self.store, &Who::HOST, request), None)),
         }
     }
 
-    fn open_for_host(
-        &self,
-        request: &Request,
-        flags: Flags,
-    ) -> Result<(Reply, Option<OwnedFd>), Errno> {
+    fn open_for_host(&self, request: &Request) -> Result<(Reply, Option<OwnedFd>), Errno> {
+        let flags = request.flags;
         if !flags.has(Flags::READ) && !flags.has(Flags::WRITE) {
             return Err(Errno::INVAL);
         }
-        // Of a truncation it is the new length, not that of a buffer to be.
-        let hint = if request.op == Op::Open {
-            request.size
-        } else {
-            0
-        };
-        match self
-            .store
-            .open(&request.name, flags, hint, &Who::Host, true)?
-        {
+        let (name, hint) = (&request.name, request.size);
+        match self.store.open(name, flags, hint, &Who::HOST, true)? {
             Opened::File(file, attr) => {
                 let reply = Reply {
                     attr,

@@ -8,7 +8,8 @@ use weft_verbs::Access;
 use weft_verbs::any::{Mr, Pd};
 
 use super::memory::{End, Memory};
-use super::store::{Buffer, Opened, Store, Who};
+use super::rights::Who;
+use super::store::{Buffer, Opened, Store};
 use crate::wire::{Attr, Flags, Op, Region, Reply, Request, named_key};
 
 /// Handles of one client.
@@ -60,6 +61,10 @@ impl Handles {
                 handle.check_writable()?;
                 handle.buffer.grow(request.size)
             }),
+            Op::Chmod if request.handle != 0 => {
+                let who = self.who.clone();
+                self.with(request, |handle, _| handle.buffer.chmod(&who, request.size))
+            }
             Op::Truncate => self.with(request, |handle, store| {
                 handle.check_writable()?;
                 handle.buffer.truncate(request.size, &store.quota)
@@ -114,7 +119,7 @@ impl Handles {
         self.next = self.next.wrapping_add(1);
         let reply = Reply {
             handle: number,
-            ..handle.reply(request.id)
+            ..handle.reply(request.id, &self.who)
         };
         self.open.insert(number, handle);
         Ok(reply)
@@ -139,7 +144,7 @@ impl Handles {
         handle.renew(&self.pd)?;
         Ok(Reply {
             handle: request.handle,
-            ..handle.reply(request.id)
+            ..handle.reply(request.id, &self.who)
         })
     }
 }
@@ -204,7 +209,7 @@ impl Handle {
         Ok(())
     }
 
-    fn reply(&self, id: u32) -> Reply {
+    fn reply(&self, id: u32, who: &Who) -> Reply {
         let at = |mr: &Mr, len: u64| {
             let remote = mr.remote(0);
             Region {
@@ -215,7 +220,7 @@ impl Handle {
         };
         let region = self.mr.as_ref().map(|mr| at(mr, mr.len() as u64));
         let word = self.word.as_ref().map(|(mr, _)| at(mr, 8));
-        let attr = self.buffer.attr();
+        let attr = self.buffer.attr(who);
         Reply {
             attr: Attr {
                 // The size of the region, if it has changed since.
@@ -235,7 +240,7 @@ pub(crate) fn names(store: &Store, who: &Who, request: &Request) -> Reply {
     let (name, other) = (&request.name, &request.other);
     let ok = Reply::ok(request.id);
     let done = match request.op {
-        Op::Stat => store.stat(name).map(|attr| Reply { attr, ..ok }),
+        Op::Stat => store.stat(name, who).map(|attr| Reply { attr, ..ok }),
         Op::Unlink => store.unlink(name, who).map(|()| ok),
         Op::Rename => store.rename(name, other, who).map(|()| ok),
         Op::Chmod => store.chmod(name, who, request.size).map(|()| ok),
@@ -246,7 +251,7 @@ pub(crate) fn names(store: &Store, who: &Who, request: &Request) -> Reply {
         Op::Mkdir => store.mkdir(name).map(|()| ok),
         Op::Rmdir => store.rmdir(name).map(|()| ok),
         Op::List => store
-            .list(name, other.as_bytes())
+            .list(name, other.as_bytes(), who)
             .map(|entries| Reply { entries, ..ok }),
         Op::Usage => Ok(Reply {
             attr: Attr {

@@ -13,6 +13,7 @@ use weft_sys::limits;
 use weft_verbs::tls::PublicKey;
 
 use super::memory::{End, Memory, Quota, errno};
+use super::rights::{Classes, DIR_MODE, DISK_MODE, NEW_MODE, PRIVATE_MODE, READ, WRITE, Who};
 use crate::lock;
 use crate::name::{MAX_COMPONENT, Name};
 use crate::wire::{Attr, Entry, Flags};
@@ -32,23 +33,6 @@ fn now() -> u64 {
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(0))
 }
-
-/// A client, as far as the rights of buffers go.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) enum Who {
-    Key(PublicKey),
-    /// A process of the server's own user on its host, which could read the server's memory: it has an owner's rights on every buffer.
-    Host,
-    /// Without a key, at a server for everybody.
-    Nobody,
-}
-
-pub(crate) const READ: u16 = 4;
-pub(crate) const WRITE: u16 = 2;
-/// The rights of a new buffer: everybody who is admitted reads and writes.
-const NEW_MODE: u16 = 0o666;
-/// The keys that a buffer names.
-const MAX_KEYS: usize = 64;
 
 /// A named buffer, or a file of the folder that was loaded.
 pub(crate) struct Buffer {
@@ -74,10 +58,8 @@ struct State {
     /// The page with the word that appenders count with; it lasts as long as the generation.
     word: Option<Arc<End>>,
     appenders: u32,
-    owner: Who,
-    /// Rights of the owner, of `keys`, and of others.
-    mode: u16,
-    keys: Vec<PublicKey>,
+    /// Who is of which class; the bits of each are those of `memory`.
+    classes: Classes,
 }
 
 impl Buffer {
@@ -86,7 +68,7 @@ impl Buffer {
         memory: Arc<Memory>,
         mtime: u64,
         read_only: bool,
-        (owner, mode): (Who, u16),
+        owner: Who,
         hint: u64,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -103,9 +85,7 @@ impl Buffer {
                 hint,
                 word: None,
                 appenders: 0,
-                owner,
-                mode,
-                keys: Vec::new(),
+                classes: Classes::new(owner),
             }),
         })
     }
@@ -113,13 +93,7 @@ impl Buffer {
     /// # Errors
     /// `EACCES` if this client has not these rights.
     fn check(&self, who: &Who, rights: u16) -> Result<(), Errno> {
-        let state = lock(&self.state);
-        let class = match who {
-            who if state.is_owner(who) => 6,
-            Who::Key(key) if state.keys.contains(key) => 3,
-            _ => 0,
-        };
-        if state.mode >> class & rights == rights {
+        if lock(&self.state).rights(who) & rights == rights {
             Ok(())
         } else {
             Err(Errno::ACCESS)
@@ -131,7 +105,20 @@ impl Buffer {
         self.check(who, READ).is_ok()
     }
 
-    pub(crate) fn attr(&self) -> Attr {
+    /// As [`Store::chmod`].
+    pub(crate) fn chmod(&self, who: &Who, mode: u64) -> Result<(), Errno> {
+        let mode = u16::try_from(mode).ok().filter(|mode| *mode <= 0o777);
+        let mode = mode.ok_or(Errno::INVAL)?;
+        if self.read_only {
+            return Err(Errno::ROFS);
+        }
+        let state = lock(&self.state);
+        state.classes.check_owner(who)?;
+        state.memory.set_mode(mode)
+    }
+
+    /// Its attributes, as this client has them.
+    pub(crate) fn attr(&self, who: &Who) -> Attr {
         let state = lock(&self.state);
         Attr {
             dir: false,
@@ -140,7 +127,8 @@ impl Buffer {
             mtime: state.mtime,
             ino: self.ino,
             generation: state.generation,
-            mode: state.mode,
+            mode: state.memory.mode(),
+            rights: state.rights(who),
         }
     }
 
@@ -153,6 +141,14 @@ impl Buffer {
     /// Notes a change.
     pub(crate) fn touch(&self) {
         lock(&self.state).mtime = now();
+    }
+
+    /// A description of the newest generation for a program of this host.
+    fn lend(&self, flags: Flags) -> Result<OwnedFd, Errno> {
+        let mut state = lock(&self.state);
+        // The kernel shows when it is no longer open.
+        state.lent = true;
+        state.memory.lend(how(flags))
     }
 
     /// Extends the newest generation to at least this length; at the first write to the length that was given at its creation.
@@ -173,7 +169,7 @@ impl Buffer {
                 (state.generation, Arc::clone(&state.memory))
             };
             // Without a lock: others list, open and close meanwhile.
-            let memory = Memory::new(quota).map_err(|e| errno(&e))?;
+            let memory = Memory::new(quota, old.mode()).map_err(|e| errno(&e))?;
             if to > 0 {
                 memory.grow(to)?;
                 memory.fill_from(old.fd(), to)?;
@@ -183,6 +179,7 @@ impl Buffer {
             if state.generation != generation {
                 continue;
             }
+            memory.set_mode(state.memory.mode())?;
             state.memory = memory;
             state.generation = state.generation.wrapping_add(1);
             state.word = None;
@@ -227,8 +224,19 @@ impl State {
         Ok(())
     }
 
-    fn is_owner(&self, who: &Who) -> bool {
-        *who == Who::Host || *who == self.owner
+    /// What this client may do: [`READ`] and [`WRITE`].
+    fn rights(&self, who: &Who) -> u16 {
+        self.classes.rights(who, self.memory.mode())
+    }
+
+    /// # Errors
+    /// `EACCES` for a client that may not give its name to other content: neither its owner nor one that may write it.
+    fn may_unname(&self, who: &Who) -> Result<(), Errno> {
+        if self.classes.is_owner(who) || self.rights(who) & WRITE != 0 {
+            Ok(())
+        } else {
+            Err(Errno::ACCESS)
+        }
     }
 
     /// Whether no client has it open.
@@ -292,8 +300,13 @@ impl Store {
         })
     }
 
-    /// Gives a buffer a new generation of this length, for a program of this host.
-    pub(crate) fn truncate_for_host(&self, name: &Name, size: u64) -> Result<(), Errno> {
+    /// Gives a buffer a new generation of this length, and lends it to a program of this host that has it open for writing: the rights are those of
+    /// the moment when it opened it.
+    pub(crate) fn truncate_for_host(
+        &self,
+        name: &Name,
+        size: u64,
+    ) -> Result<(OwnedFd, Attr), Errno> {
         let tree = lock(&self.tree);
         let buffer = match tree.nodes.get(name) {
             Some(Node::Buffer(buffer)) => Arc::clone(buffer),
@@ -301,26 +314,26 @@ impl Store {
             None => return Err(self.not_ours(&tree, name)),
         };
         drop(tree);
-        buffer.check(&Who::Host, WRITE)?;
-        buffer.truncate(size, &self.quota)
+        buffer.truncate(size, &self.quota)?;
+        let file = buffer.lend(Flags::READ.with(Flags::WRITE))?;
+        Ok((file, buffer.attr(&Who::HOST)))
     }
 
-    /// Gives a buffer these rights. Programs that have it open keep what they have; folders, and files of the served folder, have none to change.
+    /// Gives a buffer these rights, nine bits. Programs that have it open keep what they have. Folders have none: that succeeds, and changes nothing.
     ///
     /// # Errors
-    /// `EPERM` for a client that does not own it, and those of a name.
+    /// `EPERM` for a client that does not own it; `EROFS` for a file of the served folder; those of a name.
     pub(crate) fn chmod(&self, name: &Name, who: &Who, mode: u64) -> Result<(), Errno> {
-        let mode = u16::try_from(mode & 0o777).map_err(|_| Errno::INVAL)?;
-        self.own(name, who, |state| {
-            state.mode = mode;
-            Ok(())
-        })
+        match self.owned(name)? {
+            Some(buffer) => buffer.chmod(who, mode),
+            None => Ok(()),
+        }
     }
 
     /// Adds a key to those that a buffer names, or takes it out.
     ///
     /// # Errors
-    /// As [`Store::chmod`]; `ENOSPC` beyond [`MAX_KEYS`].
+    /// As [`Store::chmod`]; `EISDIR` for a folder; `ENOSPC` for the 65th key.
     pub(crate) fn share(
         &self,
         name: &Name,
@@ -328,37 +341,23 @@ impl Store {
         key: PublicKey,
         adds: bool,
     ) -> Result<(), Errno> {
-        self.own(name, who, |state| {
-            state.keys.retain(|other| *other != key);
-            if adds && state.keys.len() == MAX_KEYS {
-                return Err(Errno::NOSPC);
-            }
-            if adds {
-                state.keys.push(key);
-            }
-            Ok(())
-        })
+        match self.owned(name)? {
+            Some(buffer) => lock(&buffer.state).classes.share(who, key, adds),
+            None => Err(Errno::ISDIR),
+        }
     }
 
-    /// Changes the rights of a buffer.
-    fn own(
-        &self,
-        name: &Name,
-        who: &Who,
-        change: impl FnOnce(&mut State) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
+    /// The buffer of a name whose rights are to change; `None` for a folder.
+    fn owned(&self, name: &Name) -> Result<Option<Arc<Buffer>>, Errno> {
         let tree = lock(&self.tree);
         match tree.nodes.get(name) {
-            Some(Node::Buffer(buffer)) => {
-                let mut state = lock(&buffer.state);
-                if !state.is_owner(who) {
-                    return Err(Errno::PERM);
-                }
-                change(&mut state)
-            }
-            Some(Node::Dir { .. }) => Ok(()),
-            None if name.is_root() => Ok(()),
-            None => self.on_disk(&tree, name, OFlags::PATH).map(drop),
+            Some(Node::Buffer(buffer)) => Ok(Some(Arc::clone(buffer))),
+            Some(Node::Dir { .. }) => Ok(None),
+            None if name.is_root() => Ok(None),
+            None => match self.on_disk(&tree, name, OFlags::PATH)?.1 {
+                stat if FileType::from_raw_mode(stat.st_mode).is_dir() => Ok(None),
+                _ => Err(Errno::ROFS),
+            },
         }
     }
 
@@ -413,9 +412,13 @@ impl Store {
                         return Err(Errno::NOSPC);
                     }
                     let ino = tree.number()?;
-                    let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
-                    let buffer =
-                        Buffer::new(ino, memory, now(), false, (who.clone(), NEW_MODE), hint);
+                    let mode = if flags.has(Flags::PRIVATE) {
+                        PRIVATE_MODE
+                    } else {
+                        NEW_MODE
+                    };
+                    let memory = Memory::new(&self.quota, mode).map_err(|e| errno(&e))?;
+                    let buffer = Buffer::new(ino, memory, now(), false, who.clone(), hint);
                     tree.nodes
                         .insert(name.clone(), Node::Buffer(Arc::clone(&buffer)));
                     buffer
@@ -437,11 +440,9 @@ impl Store {
         if writes && hint > 0 {
             state.grow(hint)?;
         }
-        // The kernel shows when it is no longer open.
-        state.lent = true;
-        let file = state.memory.lend(how(flags))?;
         drop(state);
-        let attr = buffer.attr();
+        let file = buffer.lend(flags)?;
+        let attr = buffer.attr(who);
         Ok(Opened::File(file, attr))
     }
 
@@ -491,26 +492,28 @@ impl Store {
         freed
     }
 
-    pub(crate) fn stat(&self, name: &Name) -> Result<Attr, Errno> {
+    pub(crate) fn stat(&self, name: &Name, who: &Who) -> Result<Attr, Errno> {
         if name.is_root() {
             return Ok(dir_attr(1, 0));
         }
         let tree = lock(&self.tree);
         match tree.nodes.get(name) {
             Some(Node::Dir { ino, mtime }) => Ok(dir_attr(*ino, *mtime)),
-            Some(Node::Buffer(buffer)) => Ok(buffer.attr()),
+            Some(Node::Buffer(buffer)) => Ok(buffer.attr(who)),
             None => disk_attr(&self.on_disk(&tree, name, OFlags::PATH)?.1),
         }
     }
 
-    /// Removes a buffer. That changes what others find under its name, so it takes the right to write.
+    /// Removes a buffer. That changes what others find under its name, so it is for its owner and for those who may write it.
     pub(crate) fn unlink(&self, name: &Name, who: &Who) -> Result<(), Errno> {
         let mut tree = lock(&self.tree);
         match tree.nodes.get(name) {
             Some(Node::Dir { .. }) => Err(Errno::ISDIR),
             Some(Node::Buffer(buffer)) => {
-                buffer.check(who, WRITE)?;
-                lock(&buffer.state).linked = false;
+                let mut state = lock(&buffer.state);
+                state.may_unname(who)?;
+                state.linked = false;
+                drop(state);
                 let freed = tree.nodes.remove(name);
                 drop(tree);
                 drop(freed);
@@ -521,7 +524,8 @@ impl Store {
         }
     }
 
-    /// Gives a buffer or folder another name. It takes the right to write all buffers whose names change, and one that is replaced.
+    /// Gives a buffer or folder another name. All buffers whose names change, and one that is replaced, have to be the client's, or such that it may write
+    /// them.
     pub(crate) fn rename(&self, from: &Name, to: &Name, who: &Who) -> Result<(), Errno> {
         let mut tree = lock(&self.tree);
         let node = match tree.nodes.get(from) {
@@ -540,7 +544,7 @@ impl Store {
         changed.extend([from.clone(), to.clone()]);
         for name in changed {
             if let Some(Node::Buffer(buffer)) = tree.nodes.get(&name) {
-                buffer.check(who, WRITE)?;
+                lock(&buffer.state).may_unname(who)?;
             }
         }
         match (&node, tree.nodes.get(to)) {
@@ -605,7 +609,7 @@ impl Store {
     }
 
     /// Entries of a folder after a name, in byte order.
-    pub(crate) fn list(&self, name: &Name, after: &[u8]) -> Result<Vec<Entry>, Errno> {
+    pub(crate) fn list(&self, name: &Name, after: &[u8], who: &Who) -> Result<Vec<Entry>, Errno> {
         // The folder of the file system is read without the lock: it may have a million entries.
         let on_disk = self.disk_entries(name, after);
         let tree = lock(&self.tree);
@@ -633,7 +637,7 @@ impl Store {
             }
             let attr = match node {
                 Node::Dir { ino, mtime } => dir_attr(*ino, *mtime),
-                Node::Buffer(buffer) => buffer.attr(),
+                Node::Buffer(buffer) => buffer.attr(who),
             };
             found.insert(last.to_vec(), attr);
             if found.len() > MAX_ENTRIES && found.pop_last().is_some_and(|(most, _)| most == last) {
@@ -735,17 +739,11 @@ impl Store {
         let buffer = if let Some(buffer) = loaded.upgrade() {
             buffer
         } else {
-            let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
+            let memory = Memory::new(&self.quota, DISK_MODE).map_err(|e| errno(&e))?;
             memory.grow(attr.size)?;
             memory.fill_from(file, attr.size)?;
-            let buffer = Buffer::new(
-                attr.ino,
-                memory,
-                attr.mtime,
-                true,
-                (Who::Nobody, attr.mode),
-                0,
-            );
+            let nobody = Who::default();
+            let buffer = Buffer::new(attr.ino, memory, attr.mtime, true, nobody, 0);
             *loaded = Arc::downgrade(&buffer);
             buffer
         };
@@ -813,7 +811,8 @@ fn dir_attr(ino: u64, mtime: u64) -> Attr {
         writable: true,
         mtime,
         ino,
-        mode: 0o755,
+        mode: DIR_MODE,
+        rights: READ | WRITE,
         ..Attr::default()
     }
 }
@@ -837,7 +836,8 @@ fn disk_attr(stat: &Stat) -> Result<Attr, Errno> {
             .saturating_add(stat.st_mtime_nsec),
         ino: stat.st_ino,
         generation: 0,
-        mode: if kind.is_dir() { 0o755 } else { 0o444 },
+        mode: if kind.is_dir() { DIR_MODE } else { DISK_MODE },
+        rights: READ,
     })
 }
 
