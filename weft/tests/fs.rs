@@ -418,6 +418,34 @@ fn programs_on_a_mounted_server() {
          exec 5<r; chmod 200 r; no cat r; exec 5<&-; chmod 400 r; rm -f r; no chmod 600 film; test $(cat film | wc -c) = 3000000
          (umask 077; echo p > p); test $(stat -c %a p) = 711; rm p",
     );
+    if has("python3") {
+        let said = mounted.sh("python3 -c \"
+import os
+def tries(what, *how):
+    try: return what(*how)
+    except OSError as error: return error.strerror
+f = os.open('f', os.O_CREAT | os.O_RDWR, 0o644)
+g = os.open('g', os.O_CREAT | os.O_RDWR, 0o600)
+os.rename('g', 'f')
+os.fchmod(f, 0o640)
+print(oct(os.stat('f').st_mode & 0o666))
+os.unlink('f')
+os.fchmod(g, 0o644)
+h = os.open('h', os.O_CREAT | os.O_RDWR, 0o644)
+os.chmod('h', 0o200)
+print(tries(os.open, 'h', os.O_RDWR), os.access('h', os.R_OK), os.access('h', os.W_OK))
+os.chmod('h', 0o400)
+print(tries(os.truncate, 'h', 0))
+os.ftruncate(h, 7)
+r = os.open('h', os.O_RDONLY)
+os.close(h)
+os.chmod('h', 0o600)
+os.truncate('h', 3)
+print(os.stat('h').st_size)
+os.unlink('h')\"");
+        let expected = "0o600\nPermission denied False True\nPermission denied\n3\n";
+        assert_eq!(said, expected);
+    }
     assert_eq!(mounted.sh("ls"), "a\nfilm\n");
     // What is written elsewhere is seen when a file is opened again.
     let elsewhere = dir.path().join("elsewhere");

@@ -53,7 +53,7 @@ pub enum Op {
     List,
     /// Quota (`size`) and its used part (`length`).
     Usage,
-    /// Give the buffer `name`, or that of `handle` unless it is 0, the rights `size`: nine bits as of `chmod(2)`, for its owner, for the keys of [`Op::Share`], and for others.
+    /// Give the buffer `name`, or that of `handle` unless it is 0, or the one whose number `other` is ([`number_name`]), the rights `size`: nine bits as of `chmod(2)`, for its owner, for the keys of [`Op::Share`], and for others.
     Chmod,
     /// Let the key that `other` names ([`key_name`]) be one of those of the buffer `name`, or no more if `size` is 0.
     Share,
@@ -264,6 +264,18 @@ impl Attr {
 pub fn key_name(key: &PublicKey) -> Name {
     let hex = |byte: &u8| format!("{byte:02x}").into_bytes();
     Name::raw(key.as_der().iter().flat_map(hex).collect())
+}
+
+/// The name that stands for a buffer's number in [`Op::Chmod`].
+pub fn number_name(ino: u64) -> Name {
+    Name::raw(format!("{ino:016x}").into_bytes())
+}
+
+/// The reverse of [`number_name`].
+pub(crate) fn buffer_number(name: &Name) -> Option<u64> {
+    let text = std::str::from_utf8(name.as_bytes()).ok()?;
+    let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u64::from_str_radix(text, 16).ok().filter(|_| digits)
 }
 
 /// The reverse of [`key_name`].

@@ -5,7 +5,7 @@
 //! See the crate's. The program promises that its buffers are valid for the length of the call.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use libc::{iovec, off_t, size_t, ssize_t};
 use weft_fs::name::Endpoint;
@@ -14,7 +14,7 @@ use weft_fs::{Errno, Error};
 use weft_verbs::RawMemory;
 
 use weft_sys::{
-    interpose, memfd,
+    interpose,
     next::{errno, set_errno},
     real,
 };
@@ -241,30 +241,38 @@ fn truncate_local(fd: c_int, len: u64) -> Result<(), Error> {
         return Err(Errno::STALE.into());
     };
     let new = number(file);
-    follow(&path.endpoint, ino, new);
     // SAFETY: it came from the server, and nothing else has it.
-    drop(unsafe { OwnedFd::from_raw_fd(new) });
-    Ok(())
+    let _new = unsafe { OwnedFd::from_raw_fd(new) };
+    Ok(follow(&path.endpoint, ino, new)?)
 }
 
 /// Puts a new generation in the place of the old one under all descriptors of a buffer of this host.
-pub(crate) fn follow(endpoint: &Endpoint, ino: u64, new: c_int) {
+///
+/// # Errors
+/// That of opening it, and then some descriptors have the old one.
+pub(crate) fn follow(endpoint: &Endpoint, ino: u64, new: c_int) -> Result<(), Errno> {
     for old in table().locals(endpoint, ino) {
         // SAFETY: numbers.
         unsafe {
             let how = libc::fcntl(old, libc::F_GETFL);
             let cloexec = libc::fcntl(old, libc::F_GETFD) & libc::FD_CLOEXEC;
             let at = libc::lseek(old, 0, libc::SEEK_CUR);
+            let name = format!("/proc/self/fd/{new}\0");
+            let open = real!(open(*const c_char, c_int, c_uint) -> c_int);
             let kept = how & (libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK);
-            let kept = memfd::OFlags::from_bits_retain(kept.cast_unsigned());
-            // Who has a buffer open keeps the rights of that moment.
-            if let Ok(fresh) = memfd::reopen_past_mode(BorrowedFd::borrow_raw(new), kept) {
+            let fresh = open(name.as_ptr().cast(), kept | libc::O_CLOEXEC, 0);
+            if fresh < 0 {
+                return Err(Errno::from_raw_os_error(errno()));
+            }
+            {
                 let how = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
-                real!(dup3(c_int, c_int, c_int) -> c_int)(fresh.as_raw_fd(), old, how);
+                real!(dup3(c_int, c_int, c_int) -> c_int)(fresh, old, how);
                 libc::lseek(old, at, libc::SEEK_SET);
+                drop(OwnedFd::from_raw_fd(fresh));
             }
         }
     }
+    Ok(())
 }
 
 fn sync(fd: c_int) -> c_int {

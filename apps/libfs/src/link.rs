@@ -2,8 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
+use libc::c_int;
+
 use weft_fs::name::{Endpoint, Name, RemotePath};
-use weft_fs::wire::{Attr, Op, Reply, Request};
+use weft_fs::wire::{Attr, Op, Reply, Request, number_name};
 use weft_fs::{Errno, Error, local_server};
 
 use crate::table::table;
@@ -103,6 +105,19 @@ pub(crate) fn change(path: &RemotePath, op: Op) -> Result<(), Error> {
     }
 }
 
+/// Changes the rights of the buffer of a descriptor of this host, under whatever name that is now.
+pub(crate) fn chmod_local(fd: c_int, mode: u32) -> Result<(), Error> {
+    let (path, ino) = table().local(fd).ok_or(Errno::BADF)?;
+    let request = Request {
+        size: mode.into(),
+        other: number_name(ino),
+        ..Request::new(Op::Chmod)
+    };
+    here(&path, &request)?.ok_or(Errno::STALE)?;
+    table().note_mode(&path.endpoint, ino, mode as u16);
+    Ok(())
+}
+
 /// Changes the rights of a buffer.
 pub(crate) fn chmod(path: &RemotePath, mode: u32) -> Result<(), Error> {
     if path.name.is_root() {
@@ -112,12 +127,14 @@ pub(crate) fn chmod(path: &RemotePath, mode: u32) -> Result<(), Error> {
         size: (mode & 0o777).into(),
         ..Request::named(Op::Chmod, &path.name)
     };
-    match here(path, &request)? {
-        Some(_) => Ok(()),
-        None => table()
+    if here(path, &request)?.is_none() {
+        return table()
             .client(&path.endpoint)?
-            .chmod(&path.name, mode & 0o777),
+            .chmod(&path.name, mode & 0o777);
     }
+    let attr = attr(path)?;
+    table().note_mode(&path.endpoint, attr.ino, attr.mode);
+    Ok(())
 }
 
 pub(crate) fn rename(from: &RemotePath, to: &RemotePath) -> Result<(), Error> {

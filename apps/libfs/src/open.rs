@@ -86,9 +86,9 @@ fn try_open(path: &RemotePath, how: c_int, mode: mode_t) -> Result<c_int, Error>
                 unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
             }
             if how & libc::O_TRUNC != 0 {
-                crate::io::follow(&path.endpoint, reply.attr.ino, fd);
+                crate::io::follow(&path.endpoint, reply.attr.ino, fd)?;
             }
-            table.note_local(fd, path, reply.attr.ino);
+            table.note_local(fd, path, &reply.attr);
             Ok(fd)
         }
         Ok(Some(_)) => Err(Errno::IO.into()),

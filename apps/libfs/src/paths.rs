@@ -262,7 +262,7 @@ interpose! {
         match kind(fd) {
             Kind::Remote => done(table().entry(fd).and_then(|entry| entry.file.chmod(mode & 0o777))),
             Kind::Folder => 0,
-            // The rights of a buffer of this host are those of its memory file.
+            Kind::Local => done(link::chmod_local(fd, mode & 0o777)),
             _ => real!(fchmod(c_int, c_uint) -> c_int)(fd, mode),
         }
     }

@@ -471,7 +471,7 @@ fn descriptors_change_rights_and_keep_theirs() {
     let world = World::new(true, 8 << 20);
     for place in BOTH {
         let script = "
-import os, sys, tempfile
+import os, subprocess, sys, tempfile
 path = sys.argv[1] + 'd'
 fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
 os.write(fd, b'0123456789')
@@ -485,6 +485,15 @@ os.ftruncate(fd, 2)
 print(os.pread(fd, 9, 0), oct(os.fstat(fd).st_mode & 0o777))
 os.fchmod(fd, 0)
 os.rename(path + '2', path)
+os.fchmod(fd, 0o666)
+subprocess.run(['sh', '-c', ': >' + path + '; echo secret >' + path], check=True)
+os.fchmod(fd, 0o640)
+print(oct(os.stat(path).st_mode & 0o777))
+film = os.open(sys.argv[1] + 'film', os.O_RDONLY)
+try:
+    os.fchmod(film, 0o600)
+except OSError as error:
+    print(error.strerror)
 os.unlink(path)
 os.close(fd)
 fd, name = tempfile.mkstemp(dir=sys.argv[1])
@@ -493,7 +502,8 @@ os.close(fd)
 os.unlink(name)";
         std::fs::write(world.dir.path().join("rights.py"), script).unwrap();
         let said = world.sh(place, "python3 rights.py ${R}");
-        let expected = "0o444 0o444\nTrue False\nb'01' 0o200\n0o600\n";
+        let expected =
+            "0o444 0o444\nTrue False\nb'01' 0o200\n0o640\nRead-only file system\n0o600\n";
         assert_eq!(said, expected, "{place:?}");
         world.sh(
             place,

@@ -3,9 +3,8 @@
 //! A mapped file that its other owner shortens kills the reader with `SIGBUS`. So a file that came from
 //! a peer is mapped only after [`check`] has seen that it can never shrink.
 
-pub use rustix::fs::OFlags;
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, Mode, SealFlags, fallocate, fchmod, fcntl_add_seals,
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fchmod, fcntl_add_seals,
     fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, open,
 };
 use rustix::mm::{
@@ -110,22 +109,6 @@ pub fn create_growing(name: &str) -> io::Result<OwnedFd> {
 pub fn reopen(fd: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     Ok(open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-/// As [`reopen`], also where the file's mode keeps its user from it: whether the caller may have it is not asked. The mode is another one for a moment.
-///
-/// # Errors
-/// As [`reopen`], and `EPERM` in a process of another user.
-pub fn reopen_past_mode(fd: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
-    let opened = reopen(&fd, flags);
-    if !matches!(&opened, Err(e) if e.kind() == io::ErrorKind::PermissionDenied) {
-        return opened;
-    }
-    let mode = Mode::from_raw_mode(fstat(&fd)?.st_mode);
-    fchmod(&fd, mode | Mode::RUSR | Mode::WUSR)?;
-    let opened = reopen(&fd, flags);
-    fchmod(&fd, mode)?;
-    opened
 }
 
 /// Makes a growing file at least `len` bytes long.

@@ -4,9 +4,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use weft_sys::memfd::{
-    Mapping, OFlags, check, create, create_growing, grow, reopen, reopen_past_mode,
-};
+use weft_sys::memfd::{Mapping, check, create};
 
 fn byte(map: &Mapping, at: usize) -> &AtomicU8 {
     assert!(at < map.len());
@@ -74,25 +72,4 @@ fn senseless_mappings_are_errors() {
     .unwrap();
     assert!(Mapping::new(&read_only, 0, 4096, true).is_err());
     assert!(Mapping::new(&read_only, 0, 4096, false).is_ok());
-}
-
-/// A mode of 0444 keeps its own user, who is not root, from writing, but not from opening it past the mode.
-#[test]
-fn a_file_is_opened_past_its_mode() {
-    let opened = std::thread::spawn(|| {
-        if rustix::process::geteuid().is_root() {
-            let nobody = rustix::process::Uid::from_raw(65_534);
-            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-        }
-        let fd = create_growing("weft-test").unwrap();
-        let mode = rustix::fs::Mode::from_raw_mode(0o444);
-        rustix::fs::fchmod(&fd, mode).unwrap();
-        let refused = reopen(&fd, OFlags::RDWR).unwrap_err().kind();
-        let opened = reopen_past_mode(&fd, OFlags::RDWR).unwrap();
-        grow(&opened, 4096).unwrap();
-        (refused, rustix::fs::fstat(&fd).unwrap())
-    });
-    let (refused, stat) = opened.join().unwrap();
-    assert_eq!(refused, ErrorKind::PermissionDenied);
-    assert_eq!((stat.st_size, stat.st_mode & 0o7777), (4096, 0o444));
 }

@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request,
-    Session, SessionUnmounter, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
+    ReplyWrite, Request, Session, SessionUnmounter, TimeOrNow, WriteFlags,
 };
 use weft_fs::name::Name;
 use weft_fs::wire::{Attr, Flags};
@@ -196,7 +196,7 @@ impl Mounted {
         let file = match known {
             Some(file) if file.flags().has(flags.without(made)) => {
                 // It may have been opened before a change of the rights.
-                if !self.client.stat(name)?.allows(flags) {
+                if !file.stat()?.allows(flags) {
                     return Err(weft_fs::Errno::ACCESS.into());
                 }
                 file
@@ -241,7 +241,11 @@ impl Mounted {
             Some(fh) => Some(self.handle(fh)?),
             None => self.opened(ino.0),
         };
-        if let Some(file) = open {
+        // By name, the rights are those of now, and a handle that another program has opened need not have them.
+        if fh.is_none() && !self.client.stat(&self.name(ino)?)?.allows(Flags::WRITE) {
+            return Err(weft_fs::Errno::ACCESS.into());
+        }
+        if let Some(file) = open.filter(|file| fh.is_some() || file.flags().has(Flags::WRITE)) {
             return file.truncate(size);
         }
         let options = OpenOptions {
@@ -251,6 +255,24 @@ impl Mounted {
         let file = self.client.open(&self.name(ino)?, options)?;
         file.truncate(size)?;
         file.close()
+    }
+
+    /// Changes the rights of a file: of the one that is open, whatever its name is by now.
+    fn chmod(&self, ino: INodeNo, mode: u32) -> Result<(), Error> {
+        let open = self.opened(ino.0);
+        let mut mode = mode & 0o666;
+        if self.others {
+            // These were hidden, and not taken away by who sets what he saw.
+            let now = match &open {
+                Some(file) => file.stat()?,
+                None => self.client.stat(&self.name(ino)?)?,
+            };
+            mode |= u32::from(now.mode) & 0o022;
+        }
+        match open {
+            Some(file) => file.chmod(mode),
+            None => self.client.chmod(&self.name(ino)?, mode),
+        }
     }
 
     fn make(
@@ -360,10 +382,7 @@ impl Filesystem for Mounted {
         // Owners and times are the server's: what would change them is taken, and changes nothing.
         let done = size
             .map_or(Ok(()), |size| self.resize(ino, fh, size))
-            .and_then(|()| match mode {
-                Some(mode) => self.client.chmod(&self.name(ino)?, mode & 0o666),
-                None => Ok(()),
-            })
+            .and_then(|()| mode.map_or(Ok(()), |mode| self.chmod(ino, mode)))
             .and_then(|()| self.stat(ino, fh));
         answer!(reply, done, attr => reply.attr(&TTL, &attr));
     }
@@ -433,12 +452,30 @@ impl Filesystem for Mounted {
     fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let wanted = match flags.acc_mode() {
             fuser::OpenAccMode::O_RDONLY => Flags::READ,
-            _ => Flags::WRITE,
+            fuser::OpenAccMode::O_WRONLY => Flags::WRITE,
+            fuser::OpenAccMode::O_RDWR => Flags::READ.with(Flags::WRITE),
         };
         let opened = self
             .name(ino)
             .and_then(|name| self.open_shared(ino.0, &name, wanted));
         answer!(reply, opened, fh => reply.opened(FileHandle(fh), FopenFlags::empty()));
+    }
+
+    fn access(&self, _: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        let checked = self.name(ino).and_then(|name| {
+            let attr = self.client.stat(&name)?;
+            let wants = [
+                (AccessFlags::R_OK, Flags::READ),
+                (AccessFlags::W_OK, Flags::WRITE),
+            ];
+            let lacks =
+                |(how, flag): (AccessFlags, Flags)| mask.contains(how) && !attr.allows(flag);
+            if !attr.dir && wants.into_iter().any(lacks) {
+                return Err(weft_fs::Errno::ACCESS.into());
+            }
+            Ok(())
+        });
+        answer!(reply, checked, () => reply.ok());
     }
 
     fn create(

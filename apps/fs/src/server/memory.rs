@@ -69,13 +69,10 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Empty, with these rights.
-    pub(crate) fn new(quota: &Arc<Quota>, mode: u16) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(quota: &Arc<Quota>) -> io::Result<Arc<Self>> {
         let file = quota.file()?;
-        let fd = memfd::create_growing("weft-fs")?;
-        rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode.into()))?;
         Ok(Arc::new(Self {
-            fd,
+            fd: memfd::create_growing("weft-fs")?,
             charged: AtomicU64::new(0),
             quota: Arc::clone(quota),
             _file: file,
@@ -124,19 +121,15 @@ impl Memory {
         }
     }
 
-    /// The nine bits of its rights. They are those of the memory file, so that `fchmod` and `fstat` of programs of this host need no server.
-    pub(crate) fn mode(&self) -> u16 {
-        rustix::fs::fstat(&self.fd).map_or(0, |stat| (stat.st_mode & 0o777) as u16)
-    }
-
-    pub(crate) fn set_mode(&self, mode: u16) -> Result<(), Errno> {
-        rustix::fs::fchmod(&self.fd, Mode::from_raw_mode((mode & 0o777).into()))
-    }
-
-    /// A description of its own for a program of this host. Whether it may have that has been
-    /// checked.
+    /// A description of its own for a program of this host.
     pub(crate) fn lend(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
-        memfd::reopen_past_mode(&self.fd, flags).map_err(|e| errno(&e))
+        let lent = memfd::reopen(&self.fd, flags).map_err(|e| errno(&e));
+        if !matches!(lent, Err(Errno::ACCESS)) {
+            return lent;
+        }
+        // A program that has inherited a descriptor, and knows nothing of us, has changed its mode.
+        rustix::fs::fchmod(&self.fd, Mode::RUSR | Mode::WUSR)?;
+        memfd::reopen(&self.fd, flags).map_err(|e| errno(&e))
     }
 
     /// Whether programs of this host still have a lent descriptor. True if the kernel cannot tell.
@@ -213,9 +206,9 @@ mod tests {
     #[test]
     fn the_quota_counts_what_is_there() {
         let quota = Quota::new(10_000, 2);
-        let a = Memory::new(&quota, 0o666).unwrap();
-        let b = Memory::new(&quota, 0o666).unwrap();
-        Memory::new(&quota, 0o666).unwrap_err();
+        let a = Memory::new(&quota).unwrap();
+        let b = Memory::new(&quota).unwrap();
+        Memory::new(&quota).unwrap_err();
         a.grow(6000).unwrap();
         a.grow(5000).unwrap();
         assert_eq!((a.size(), quota.used()), (6000, 6000));

@@ -1,4 +1,4 @@
-//! Who may read, write and remove a buffer. Its nine bits are those of its memory file; here is who is of which class.
+//! Who may read, write and remove a buffer. The memory file that holds it has a mode of its own, 0600, for local users.
 
 use rustix::io::Errno;
 use weft_verbs::tls::PublicKey;
@@ -32,22 +32,36 @@ impl Who {
     };
 }
 
-/// The classes of a buffer.
-pub(crate) struct Classes {
+/// The rights of a buffer.
+pub(crate) struct Rights {
     /// Who made it.
     owner: Who,
     keys: Vec<PublicKey>,
+    /// Nine bits: those of the owner, of `keys`, and of others.
+    mode: u16,
 }
 
-impl Classes {
-    pub(crate) fn new(owner: Who) -> Self {
+impl Rights {
+    pub(crate) fn new(owner: Who, mode: u16) -> Self {
         let keys = Vec::new();
-        Classes { owner, keys }
+        Rights { owner, keys, mode }
+    }
+
+    pub(crate) fn mode(&self) -> u16 {
+        self.mode
+    }
+
+    /// # Errors
+    /// `EPERM` for a client that does not own the buffer.
+    pub(crate) fn set_mode(&mut self, who: &Who, mode: u16) -> Result<(), Errno> {
+        self.check_owner(who)?;
+        self.mode = mode;
+        Ok(())
     }
 
     /// Whether this client has the owner's rights: that is who made the buffer, and a process that could read the server's memory. A process of the
     /// server's user is one person, with a key or without.
-    pub(crate) fn is_owner(&self, who: &Who) -> bool {
+    fn is_owner(&self, who: &Who) -> bool {
         match (&self.owner.key, &who.key) {
             (_, None) if who.is_own_user => true,
             (Some(owner), Some(key)) => owner == key,
@@ -57,19 +71,17 @@ impl Classes {
         }
     }
 
-    /// What this client may do with a buffer of this mode: [`READ`] and [`WRITE`].
-    pub(crate) fn rights(&self, who: &Who, mode: u16) -> u16 {
+    /// What this client may do: [`READ`] and [`WRITE`].
+    pub(crate) fn of(&self, who: &Who) -> u16 {
         let class = match &who.key {
             _ if self.is_owner(who) => 6,
             Some(key) if self.keys.contains(key) => 3,
             _ => 0,
         };
-        mode >> class & (READ | WRITE)
+        self.mode >> class & (READ | WRITE)
     }
 
-    /// # Errors
-    /// `EPERM` for a client that does not own the buffer.
-    pub(crate) fn check_owner(&self, who: &Who) -> Result<(), Errno> {
+    fn check_owner(&self, who: &Who) -> Result<(), Errno> {
         if self.is_owner(who) {
             Ok(())
         } else {
@@ -77,10 +89,20 @@ impl Classes {
         }
     }
 
+    /// # Errors
+    /// `EACCES` for a client that may not give the buffer's name to other content: neither its owner nor one that may write it.
+    pub(crate) fn check_name(&self, who: &Who) -> Result<(), Errno> {
+        if self.is_owner(who) || self.of(who) & WRITE != 0 {
+            Ok(())
+        } else {
+            Err(Errno::ACCESS)
+        }
+    }
+
     /// Adds a key to those that the buffer names, or takes it out.
     ///
     /// # Errors
-    /// As [`Classes::check_owner`]; `ENOSPC` beyond [`MAX_KEYS`].
+    /// As [`Rights::set_mode`]; `ENOSPC` beyond [`MAX_KEYS`].
     pub(crate) fn share(&mut self, who: &Who, key: PublicKey, adds: bool) -> Result<(), Errno> {
         self.check_owner(who)?;
         self.keys.retain(|other| *other != key);

@@ -10,7 +10,7 @@ use weft_verbs::any::{Mr, Pd};
 use super::memory::{End, Memory};
 use super::rights::Who;
 use super::store::{Buffer, Opened, Store};
-use crate::wire::{Attr, Flags, Op, Region, Reply, Request, named_key};
+use crate::wire::{Attr, Flags, Op, Region, Reply, Request, buffer_number, named_key};
 
 /// Handles of one client.
 const MAX_HANDLES: usize = 1024;
@@ -243,6 +243,10 @@ pub(crate) fn names(store: &Store, who: &Who, request: &Request) -> Reply {
         Op::Stat => store.stat(name, who).map(|attr| Reply { attr, ..ok }),
         Op::Unlink => store.unlink(name, who).map(|()| ok),
         Op::Rename => store.rename(name, other, who).map(|()| ok),
+        Op::Chmod if name.is_root() && !other.is_root() => buffer_number(other)
+            .ok_or(Errno::INVAL)
+            .and_then(|ino| store.chmod_number(ino, who, request.size))
+            .map(|()| ok),
         Op::Chmod => store.chmod(name, who, request.size).map(|()| ok),
         Op::Share => named_key(other)
             .ok_or(Errno::INVAL)

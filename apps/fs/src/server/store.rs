@@ -13,7 +13,7 @@ use weft_sys::limits;
 use weft_verbs::tls::PublicKey;
 
 use super::memory::{End, Memory, Quota, errno};
-use super::rights::{Classes, DIR_MODE, DISK_MODE, NEW_MODE, PRIVATE_MODE, READ, WRITE, Who};
+use super::rights::{DIR_MODE, DISK_MODE, NEW_MODE, PRIVATE_MODE, READ, Rights, WRITE, Who};
 use crate::lock;
 use crate::name::{MAX_COMPONENT, Name};
 use crate::wire::{Attr, Entry, Flags};
@@ -22,6 +22,8 @@ use crate::wire::{Attr, Entry, Flags};
 const MAX_NAMES: usize = 65_536;
 /// How long a buffer outlives a connection that ended without closing it: its program may have executed another one, which opens it again.
 const GRACE: Duration = Duration::from_secs(2);
+/// The numbers of buffers and folders are not below this.
+const FIRST: u64 = 1 << 62;
 /// Entries of one answer; more are asked for again.
 const MAX_ENTRIES: usize = 512;
 /// Entries of a folder of the file system that are looked at.
@@ -58,8 +60,7 @@ struct State {
     /// The page with the word that appenders count with; it lasts as long as the generation.
     word: Option<Arc<End>>,
     appenders: u32,
-    /// Who is of which class; the bits of each are those of `memory`.
-    classes: Classes,
+    rights: Rights,
 }
 
 impl Buffer {
@@ -68,7 +69,7 @@ impl Buffer {
         memory: Arc<Memory>,
         mtime: u64,
         read_only: bool,
-        owner: Who,
+        rights: Rights,
         hint: u64,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -85,7 +86,7 @@ impl Buffer {
                 hint,
                 word: None,
                 appenders: 0,
-                classes: Classes::new(owner),
+                rights,
             }),
         })
     }
@@ -93,7 +94,7 @@ impl Buffer {
     /// # Errors
     /// `EACCES` if this client has not these rights.
     fn check(&self, who: &Who, rights: u16) -> Result<(), Errno> {
-        if lock(&self.state).rights(who) & rights == rights {
+        if lock(&self.state).rights.of(who) & rights == rights {
             Ok(())
         } else {
             Err(Errno::ACCESS)
@@ -112,9 +113,7 @@ impl Buffer {
         if self.read_only {
             return Err(Errno::ROFS);
         }
-        let state = lock(&self.state);
-        state.classes.check_owner(who)?;
-        state.memory.set_mode(mode)
+        lock(&self.state).rights.set_mode(who, mode)
     }
 
     /// Its attributes, as this client has them.
@@ -127,8 +126,8 @@ impl Buffer {
             mtime: state.mtime,
             ino: self.ino,
             generation: state.generation,
-            mode: state.memory.mode(),
-            rights: state.rights(who),
+            mode: state.rights.mode(),
+            rights: state.rights.of(who),
         }
     }
 
@@ -169,7 +168,7 @@ impl Buffer {
                 (state.generation, Arc::clone(&state.memory))
             };
             // Without a lock: others list, open and close meanwhile.
-            let memory = Memory::new(quota, old.mode()).map_err(|e| errno(&e))?;
+            let memory = Memory::new(quota).map_err(|e| errno(&e))?;
             if to > 0 {
                 memory.grow(to)?;
                 memory.fill_from(old.fd(), to)?;
@@ -179,7 +178,6 @@ impl Buffer {
             if state.generation != generation {
                 continue;
             }
-            memory.set_mode(state.memory.mode())?;
             state.memory = memory;
             state.generation = state.generation.wrapping_add(1);
             state.word = None;
@@ -222,21 +220,6 @@ impl State {
             word.raise(self.memory.size());
         }
         Ok(())
-    }
-
-    /// What this client may do: [`READ`] and [`WRITE`].
-    fn rights(&self, who: &Who) -> u16 {
-        self.classes.rights(who, self.memory.mode())
-    }
-
-    /// # Errors
-    /// `EACCES` for a client that may not give its name to other content: neither its owner nor one that may write it.
-    fn may_unname(&self, who: &Who) -> Result<(), Errno> {
-        if self.classes.is_owner(who) || self.rights(who) & WRITE != 0 {
-            Ok(())
-        } else {
-            Err(Errno::ACCESS)
-        }
     }
 
     /// Whether no client has it open.
@@ -290,7 +273,7 @@ impl Store {
             tree: Mutex::new(Tree {
                 nodes: BTreeMap::new(),
                 // No number of this run is one of an earlier run.
-                next: (u64::from_ne_bytes(random) >> 1) | 1 << 62,
+                next: (u64::from_ne_bytes(random) >> 1) | FIRST,
             }),
             // The rest is for connections.
             quota: Quota::new(quota, limits::nofile().0 as usize / 2),
@@ -330,6 +313,21 @@ impl Store {
         }
     }
 
+    /// As [`Store::chmod`], of the buffer with this number. One that has no name any more cannot be opened again: there is nothing to change.
+    pub(crate) fn chmod_number(&self, ino: u64, who: &Who, mode: u64) -> Result<(), Errno> {
+        if ino < FIRST {
+            // A file of the served folder.
+            return Err(Errno::ROFS);
+        }
+        let tree = lock(&self.tree);
+        let buffer = tree.nodes.values().find_map(|node| match node {
+            Node::Buffer(buffer) if buffer.ino == ino => Some(Arc::clone(buffer)),
+            _ => None,
+        });
+        drop(tree);
+        buffer.map_or(Ok(()), |buffer| buffer.chmod(who, mode))
+    }
+
     /// Adds a key to those that a buffer names, or takes it out.
     ///
     /// # Errors
@@ -342,7 +340,7 @@ impl Store {
         adds: bool,
     ) -> Result<(), Errno> {
         match self.owned(name)? {
-            Some(buffer) => lock(&buffer.state).classes.share(who, key, adds),
+            Some(buffer) => lock(&buffer.state).rights.share(who, key, adds),
             None => Err(Errno::ISDIR),
         }
     }
@@ -417,8 +415,9 @@ impl Store {
                     } else {
                         NEW_MODE
                     };
-                    let memory = Memory::new(&self.quota, mode).map_err(|e| errno(&e))?;
-                    let buffer = Buffer::new(ino, memory, now(), false, who.clone(), hint);
+                    let rights = Rights::new(who.clone(), mode);
+                    let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
+                    let buffer = Buffer::new(ino, memory, now(), false, rights, hint);
                     tree.nodes
                         .insert(name.clone(), Node::Buffer(Arc::clone(&buffer)));
                     buffer
@@ -511,7 +510,7 @@ impl Store {
             Some(Node::Dir { .. }) => Err(Errno::ISDIR),
             Some(Node::Buffer(buffer)) => {
                 let mut state = lock(&buffer.state);
-                state.may_unname(who)?;
+                state.rights.check_name(who)?;
                 state.linked = false;
                 drop(state);
                 let freed = tree.nodes.remove(name);
@@ -544,7 +543,7 @@ impl Store {
         changed.extend([from.clone(), to.clone()]);
         for name in changed {
             if let Some(Node::Buffer(buffer)) = tree.nodes.get(&name) {
-                lock(&buffer.state).may_unname(who)?;
+                lock(&buffer.state).rights.check_name(who)?;
             }
         }
         match (&node, tree.nodes.get(to)) {
@@ -739,11 +738,11 @@ impl Store {
         let buffer = if let Some(buffer) = loaded.upgrade() {
             buffer
         } else {
-            let memory = Memory::new(&self.quota, DISK_MODE).map_err(|e| errno(&e))?;
+            let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
             memory.grow(attr.size)?;
             memory.fill_from(file, attr.size)?;
-            let nobody = Who::default();
-            let buffer = Buffer::new(attr.ino, memory, attr.mtime, true, nobody, 0);
+            let rights = Rights::new(Who::default(), DISK_MODE);
+            let buffer = Buffer::new(attr.ino, memory, attr.mtime, true, rights, 0);
             *loaded = Arc::downgrade(&buffer);
             buffer
         };
