@@ -411,6 +411,41 @@ fn programs_on_a_mounted_server() {
     mounted.sh(
         "t() { sleep .15; stat -c %.Y in; }; echo 1 > in; was=$(t); cat in; cp in out; test $(t) = $was; echo 2 >> in; test $(t) != $was; rm in out",
     );
+    // The server refuses, also what the kernel would let root do.
+    mounted.sh(
+        "no() { ! (\"$@\") 2>/dev/null; }; set_r() { echo $1 > r; }; echo x > r; chmod 444 r; test $(stat -c %a r) = 555
+         test $(cat r) = x; no set_r y; cp -p r r2; mv r2 r; chmod 200 r; no cat r; set_r z; chmod 644 r; test $(cat r) = z
+         exec 5<r; chmod 200 r; no cat r; exec 5<&-; chmod 400 r; rm -f r; no chmod 600 film; test $(cat film | wc -c) = 3000000
+         (umask 077; echo p > p); test $(stat -c %a p) = 711; rm p",
+    );
+    if has("python3") {
+        let said = mounted.sh("python3 -c \"
+import os
+def tries(what, *how):
+    try: return what(*how)
+    except OSError as error: return error.strerror
+f = os.open('f', os.O_CREAT | os.O_RDWR, 0o644)
+g = os.open('g', os.O_CREAT | os.O_RDWR, 0o600)
+os.rename('g', 'f')
+os.fchmod(f, 0o640)
+print(oct(os.stat('f').st_mode & 0o666))
+os.unlink('f')
+os.fchmod(g, 0o644)
+h = os.open('h', os.O_CREAT | os.O_RDWR, 0o644)
+os.chmod('h', 0o200)
+print(tries(os.open, 'h', os.O_RDWR), os.access('h', os.R_OK), os.access('h', os.W_OK))
+os.chmod('h', 0o400)
+print(tries(os.truncate, 'h', 0))
+os.ftruncate(h, 7)
+r = os.open('h', os.O_RDONLY)
+os.close(h)
+os.chmod('h', 0o600)
+os.truncate('h', 3)
+print(os.stat('h').st_size)
+os.unlink('h')\"");
+        let expected = "0o600\nPermission denied False True\nPermission denied\n3\n";
+        assert_eq!(said, expected);
+    }
     assert_eq!(mounted.sh("ls"), "a\nfilm\n");
     // What is written elsewhere is seen when a file is opened again.
     let elsewhere = dir.path().join("elsewhere");

@@ -9,13 +9,13 @@ use rustix::io::Errno;
 use weft_session::{DialError, Event, MessageChannel, Via};
 use weft_verbs::any::Mr;
 use weft_verbs::cm::ConnectError;
-use weft_verbs::tls::Tls;
+use weft_verbs::tls::{PublicKey, Tls};
 use weft_verbs::{Access, Device, RemoteAddr, SendWr};
 
 use crate::error::Error;
 use crate::lock;
 use crate::name::{Endpoint, Name};
-use crate::wire::{Attr, Entry, Flags, Op, PROTOCOL, Reply, Request, Status};
+use crate::wire::{Attr, Entry, Flags, Op, PROTOCOL, Reply, Request, Status, key_name};
 
 /// Bytes that one RDMA operation moves at most, and the length of a connection's staging memory.
 pub(crate) const CHUNK: usize = 1 << 20;
@@ -187,6 +187,32 @@ impl Client {
             ..Request::named(Op::Rename, from)
         };
         self.ask(&request, false).map(drop)
+    }
+
+    /// Gives a buffer these rights: nine bits as of `chmod(2)`, for its owner, for the keys of [`Client::share`], and for others. Programs that have it open
+    /// keep what they have. Folders, and files of the server's folder, have none to change.
+    ///
+    /// # Errors
+    /// `EPERM` for a client that does not own it.
+    pub fn chmod(&self, name: &Name, mode: u32) -> Result<(), Error> {
+        let request = Request {
+            size: mode.into(),
+            ..Request::named(Op::Chmod, name)
+        };
+        self.ask(&request, true).map(drop)
+    }
+
+    /// Adds a key to those that a buffer names, or takes it out.
+    ///
+    /// # Errors
+    /// As [`Client::chmod`]; `ENOSPC` for the 65th key.
+    pub fn share(&self, name: &Name, key: &PublicKey, adds: bool) -> Result<(), Error> {
+        let request = Request {
+            other: key_name(key),
+            size: adds.into(),
+            ..Request::named(Op::Share, name)
+        };
+        self.ask(&request, true).map(drop)
     }
 
     /// Makes a folder.

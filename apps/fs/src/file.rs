@@ -411,6 +411,20 @@ impl File {
         Ok(())
     }
 
+    /// As [`Client::chmod`], also if the buffer has another name by now, or none.
+    ///
+    /// # Errors
+    /// As [`Client::chmod`] and [`File::pread`].
+    pub fn chmod(&self, mode: u32) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        self.run(&mut state, true, |conn, state| {
+            state.flush(conn)?;
+            let reply = state.call(conn, Op::Chmod, mode.into())?;
+            state.take(&reply);
+            Ok(())
+        })
+    }
+
     /// Makes it at least so long.
     ///
     /// # Errors

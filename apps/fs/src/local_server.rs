@@ -13,13 +13,14 @@ use weft_sys::unix::{self, Name};
 use weft_sys::{Interest, poll_fds};
 
 use crate::error::Error;
-use crate::wire::{MAX_MESSAGE, Reply, Request};
+use crate::wire::{MAX_MESSAGE, PROTOCOL, Reply, Request};
 
 /// The time limit of either end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn name(port: u16) -> Vec<u8> {
-    format!("weft-fs/{port}").into_bytes()
+    // Programs of another version do not find it, and connect as from another host, where each says which version it has.
+    format!("weft-fs/{}/{port}", PROTOCOL.version).into_bytes()
 }
 
 /// Listens on the Unix socket for the server's port.

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use weft_session::Protocol;
 pub use weft_session::{Malformed, Status};
+use weft_verbs::tls::PublicKey;
 
 use crate::name::Name;
 
@@ -16,7 +17,7 @@ pub const MAX_MESSAGE: usize = 16 << 10;
 /// The protocol; the value of a server's hello is 1 if it keeps buffers that no client has open.
 pub const PROTOCOL: Protocol = Protocol {
     magic: *b"weft-fs\0",
-    version: 2,
+    version: 3,
     longest: MAX_MESSAGE,
     inline: 256,
     depth: 32,
@@ -52,6 +53,10 @@ pub enum Op {
     List,
     /// Quota (`size`) and its used part (`length`).
     Usage,
+    /// Give the buffer `name`, or that of `handle` unless it is 0, or the one whose number `other` is ([`number_name`]), the rights `size`: nine bits as of `chmod(2)`, for its owner, for the keys of [`Op::Share`], and for others.
+    Chmod,
+    /// Let the key that `other` names ([`key_name`]) be one of those of the buffer `name`, or no more if `size` is 0.
+    Share,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -68,6 +73,8 @@ impl Flags {
     pub const TRUNCATE: Self = Self(16);
     /// Writes go to the end.
     pub const APPEND: Self = Self(32);
+    /// A buffer that is made by this is its owner's alone: 600, not 666.
+    pub const PRIVATE: Self = Self(64);
 
     /// Whether all of these are set.
     pub fn has(self, other: Self) -> bool {
@@ -151,7 +158,7 @@ impl Request {
             name,
             other,
         } = decode(bytes)?;
-        if flags.0 >= 64 {
+        if flags.0 >= 128 {
             return Err(Malformed("flags"));
         }
         let named = Name::new(name).and_then(|name| Ok((name, Name::new(other)?)));
@@ -228,7 +235,7 @@ mod errno {
 pub struct Attr {
     /// A folder, or a buffer or file.
     pub dir: bool,
-    /// Whether it can be written.
+    /// Whether it can be written by somebody: a file of the served folder cannot.
     pub writable: bool,
     /// Length in bytes.
     pub size: u64,
@@ -238,6 +245,47 @@ pub struct Attr {
     pub ino: u64,
     /// Counts up with each truncation.
     pub generation: u32,
+    /// Rights: nine bits as of `chmod(2)`.
+    pub mode: u16,
+    /// Those of this client: 4 to read, 2 to write. With another client they are others.
+    pub rights: u16,
+}
+
+impl Attr {
+    /// Whether this client may open it for that.
+    pub fn allows(&self, flags: Flags) -> bool {
+        let needs = [(Flags::READ, 4), (Flags::WRITE, 2)];
+        let mut needs = needs.iter().filter(|(flag, _)| flags.has(*flag));
+        needs.all(|(_, right)| self.rights & right != 0)
+    }
+}
+
+/// The name that stands for a key in [`Op::Share`].
+pub fn key_name(key: &PublicKey) -> Name {
+    let hex = |byte: &u8| format!("{byte:02x}").into_bytes();
+    Name::raw(key.as_der().iter().flat_map(hex).collect())
+}
+
+/// The name that stands for a buffer's number in [`Op::Chmod`].
+pub fn number_name(ino: u64) -> Name {
+    Name::raw(format!("{ino:016x}").into_bytes())
+}
+
+/// The reverse of [`number_name`].
+pub(crate) fn buffer_number(name: &Name) -> Option<u64> {
+    let text = std::str::from_utf8(name.as_bytes()).ok()?;
+    let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u64::from_str_radix(text, 16).ok().filter(|_| digits)
+}
+
+/// The reverse of [`key_name`].
+pub(crate) fn named_key(name: &Name) -> Option<PublicKey> {
+    let text = std::str::from_utf8(name.as_bytes()).ok()?;
+    let digits = text.as_bytes().iter().all(u8::is_ascii_hexdigit);
+    let pairs = (0..text.len()).step_by(2);
+    let byte = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
+    let der: Option<Vec<u8>> = pairs.map(byte).collect();
+    PublicKey::from_der(&der.filter(|_| digits)?).ok()
 }
 
 /// A range of the server's memory.
@@ -258,7 +306,7 @@ pub struct Entry {
 
 /// Bytes that a reply without entries, and an entry without its name, have at most: integers of 64 bits take up to ten.
 const REPLY_MOST: usize = 128;
-const ENTRY_MOST: usize = 40;
+const ENTRY_MOST: usize = 52;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
@@ -348,6 +396,8 @@ mod tests {
             mtime: 7,
             ino: 9,
             generation: 3,
+            mode: 0o640,
+            rights: 4,
         };
         Reply {
             handle: 4,

@@ -100,7 +100,7 @@ fn begin(fd: c_int) -> *mut DIR {
 
 pub(crate) fn open(path: Result<RemotePath, Errno>) -> *mut DIR {
     let how = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    let fd = crate::open::open_path(path, how);
+    let fd = crate::open::open_path(path, how, 0);
     if fd < 0 {
         return std::ptr::null_mut();
     }

@@ -241,14 +241,16 @@ fn truncate_local(fd: c_int, len: u64) -> Result<(), Error> {
         return Err(Errno::STALE.into());
     };
     let new = number(file);
-    follow(&path.endpoint, ino, new);
     // SAFETY: it came from the server, and nothing else has it.
-    drop(unsafe { OwnedFd::from_raw_fd(new) });
-    Ok(())
+    let _new = unsafe { OwnedFd::from_raw_fd(new) };
+    Ok(follow(&path.endpoint, ino, new)?)
 }
 
 /// Puts a new generation in the place of the old one under all descriptors of a buffer of this host.
-pub(crate) fn follow(endpoint: &Endpoint, ino: u64, new: c_int) {
+///
+/// # Errors
+/// That of opening it, and then some descriptors have the old one.
+pub(crate) fn follow(endpoint: &Endpoint, ino: u64, new: c_int) -> Result<(), Errno> {
     for old in table().locals(endpoint, ino) {
         // SAFETY: numbers.
         unsafe {
@@ -259,7 +261,10 @@ pub(crate) fn follow(endpoint: &Endpoint, ino: u64, new: c_int) {
             let open = real!(open(*const c_char, c_int, c_uint) -> c_int);
             let kept = how & (libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK);
             let fresh = open(name.as_ptr().cast(), kept | libc::O_CLOEXEC, 0);
-            if fresh >= 0 {
+            if fresh < 0 {
+                return Err(Errno::from_raw_os_error(errno()));
+            }
+            {
                 let how = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
                 real!(dup3(c_int, c_int, c_int) -> c_int)(fresh, old, how);
                 libc::lseek(old, at, libc::SEEK_SET);
@@ -267,6 +272,7 @@ pub(crate) fn follow(endpoint: &Endpoint, ino: u64, new: c_int) {
             }
         }
     }
+    Ok(())
 }
 
 fn sync(fd: c_int) -> c_int {

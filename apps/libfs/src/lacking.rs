@@ -103,7 +103,7 @@ macro_rules! attributes {
         }
         fn $of_fd(fd: c_int $(, $arg: $type)*) -> $out {
             match kind(fd) {
-                Kind::Remote | Kind::Folder => unsupported() as $out,
+                Kind::Remote | Kind::Local | Kind::Folder => unsupported() as $out,
                 _ => real!($of_fd(c_int $(, $type)*) -> $out)(fd $(, $arg)*),
             }
         }

@@ -2,8 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
+use libc::c_int;
+
 use weft_fs::name::{Endpoint, Name, RemotePath};
-use weft_fs::wire::{Attr, Op, Reply, Request};
+use weft_fs::wire::{Attr, Op, Reply, Request, number_name};
 use weft_fs::{Errno, Error, local_server};
 
 use crate::table::table;
@@ -70,6 +72,8 @@ pub(crate) fn attr(path: &RemotePath) -> Result<Attr, Error> {
         return Ok(Attr {
             dir: true,
             ino: 1,
+            mode: 0o755,
+            rights: 4,
             ..Attr::default()
         });
     }
@@ -99,6 +103,38 @@ pub(crate) fn change(path: &RemotePath, op: Op) -> Result<(), Error> {
         Op::Rmdir => client.rmdir(&path.name),
         _ => Err(Errno::INVAL.into()),
     }
+}
+
+/// Changes the rights of the buffer of a descriptor of this host, under whatever name that is now.
+pub(crate) fn chmod_local(fd: c_int, mode: u32) -> Result<(), Error> {
+    let (path, ino) = table().local(fd).ok_or(Errno::BADF)?;
+    let request = Request {
+        size: mode.into(),
+        other: number_name(ino),
+        ..Request::new(Op::Chmod)
+    };
+    here(&path, &request)?.ok_or(Errno::STALE)?;
+    table().note_mode(&path.endpoint, ino, mode as u16);
+    Ok(())
+}
+
+/// Changes the rights of a buffer.
+pub(crate) fn chmod(path: &RemotePath, mode: u32) -> Result<(), Error> {
+    if path.name.is_root() {
+        return Ok(());
+    }
+    let request = Request {
+        size: (mode & 0o777).into(),
+        ..Request::named(Op::Chmod, &path.name)
+    };
+    if here(path, &request)?.is_none() {
+        return table()
+            .client(&path.endpoint)?
+            .chmod(&path.name, mode & 0o777);
+    }
+    let attr = attr(path)?;
+    table().note_mode(&path.endpoint, attr.ino, attr.mode);
+    Ok(())
 }
 
 pub(crate) fn rename(from: &RemotePath, to: &RemotePath) -> Result<(), Error> {

@@ -20,6 +20,9 @@ use weft_sys::{
 use crate::table::{Kind, Table, is_guest, kind, number, table};
 use crate::{done, fail, fail_name, link, resolve};
 
+/// The bits of a mode that are not the owner's.
+const OTHERS: mode_t = 0o077;
+
 /// The protocol's flags for those of `open(2)`.
 fn flags_of(how: c_int) -> Flags {
     let mut flags = match how & libc::O_ACCMODE {
@@ -40,17 +43,18 @@ fn flags_of(how: c_int) -> Flags {
     flags
 }
 
-pub(crate) fn open_path(path: Result<RemotePath, Errno>, how: c_int) -> c_int {
+/// `mode` counts where the buffer is made: one that gives nothing to others is for a buffer of the owner's alone, as `mkstemp` makes it.
+pub(crate) fn open_path(path: Result<RemotePath, Errno>, how: c_int, mode: mode_t) -> c_int {
     match path
         .map_err(Error::from)
-        .and_then(|path| try_open(&path, how))
+        .and_then(|path| try_open(&path, how, mode))
     {
         Ok(fd) => fd,
         Err(e) => fail_name(&e),
     }
 }
 
-fn try_open(path: &RemotePath, how: c_int) -> Result<c_int, Error> {
+fn try_open(path: &RemotePath, how: c_int, mode: mode_t) -> Result<c_int, Error> {
     let table = table();
     let folder = || {
         if link::attr(path)?.dir {
@@ -65,7 +69,10 @@ fn try_open(path: &RemotePath, how: c_int) -> Result<c_int, Error> {
         }
         return folder();
     }
-    let flags = flags_of(how);
+    let mut flags = flags_of(how);
+    if flags.has(Flags::CREATE) && mode & OTHERS == 0 {
+        flags = flags.with(Flags::PRIVATE);
+    }
     let request = Request {
         flags,
         size: path.size,
@@ -79,9 +86,9 @@ fn try_open(path: &RemotePath, how: c_int) -> Result<c_int, Error> {
                 unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
             }
             if how & libc::O_TRUNC != 0 {
-                crate::io::follow(&path.endpoint, reply.attr.ino, fd);
+                crate::io::follow(&path.endpoint, reply.attr.ino, fd)?;
             }
-            table.note_local(fd, path, reply.attr.ino);
+            table.note_local(fd, path, &reply.attr);
             Ok(fd)
         }
         Ok(Some(_)) => Err(Errno::IO.into()),
@@ -106,13 +113,13 @@ macro_rules! opens {
     ($($name:ident, $name_at:ident;)*) => { interpose! {"C" $(
         fn $name(path: *const c_char, how: c_int, mode: c_uint) -> c_int {
             match resolve(libc::AT_FDCWD, path) {
-                Some(path) => open_path(path, how),
+                Some(path) => open_path(path, how, mode),
                 None => fresh(real!($name(*const c_char, c_int, c_uint) -> c_int)(path, how, mode)),
             }
         }
         fn $name_at(dir: c_int, path: *const c_char, how: c_int, mode: c_uint) -> c_int {
             match resolve(dir, path) {
-                Some(path) => open_path(path, how),
+                Some(path) => open_path(path, how, mode),
                 None => fresh(real!($name_at(c_int, *const c_char, c_int, c_uint) -> c_int)(dir, path, how, mode)),
             }
         }
@@ -145,14 +152,16 @@ fn change(path: Result<RemotePath, Errno>, op: Op) -> c_int {
     )
 }
 
-/// Checks that a path exists; the server checks rights.
+/// Checks that a path exists, and that this client has the rights of `access(2)`.
 pub(crate) fn is_there(path: Result<RemotePath, Errno>, mode: c_int) -> c_int {
     done(path.map_err(Error::from).and_then(|path| {
         let attr = link::attr(&path)?;
         if mode & libc::W_OK != 0 && !attr.writable {
             return Err(Errno::ROFS.into());
         }
-        if mode & libc::X_OK != 0 && !attr.dir {
+        let wanted = [(libc::R_OK, 4), (libc::W_OK, 2)];
+        let lacks = |(how, right)| mode & how != 0 && attr.rights & right == 0;
+        if !attr.dir && (mode & libc::X_OK != 0 || wanted.into_iter().any(lacks)) {
             return Err(Errno::ACCESS.into());
         }
         Ok(())
@@ -173,7 +182,7 @@ fn rename_at(
     }))
 }
 
-/// Accepts a call that would change owners, modes or times of a remote buffer, and changes nothing: they are the server's.
+/// Accepts a call that would change owners or times of a remote buffer, and changes nothing: they are the server's.
 pub(crate) fn ignored(path: Result<RemotePath, Errno>) -> c_int {
     done(
         path.map_err(Error::from)
@@ -181,8 +190,15 @@ pub(crate) fn ignored(path: Result<RemotePath, Errno>) -> c_int {
     )
 }
 
+fn rights(path: Result<RemotePath, Errno>, mode: mode_t) -> c_int {
+    done(
+        path.map_err(Error::from)
+            .and_then(|path| link::chmod(&path, mode)),
+    )
+}
+
 fn cut(path: Result<RemotePath, Errno>, len: off_t) -> c_int {
-    let fd = open_path(path, libc::O_WRONLY | libc::O_CLOEXEC);
+    let fd = open_path(path, libc::O_WRONLY | libc::O_CLOEXEC, 0);
     if fd < 0 {
         return fd;
     }
@@ -329,13 +345,13 @@ interpose! {
     }
     fn chmod(path: *const c_char, mode: mode_t) -> c_int {
         match remote!(path) {
-            Some(path) => ignored(path),
+            Some(path) => rights(path, mode),
             None => real!(chmod(*const c_char, mode_t) -> c_int)(path, mode),
         }
     }
     fn fchmodat(dir: c_int, path: *const c_char, mode: mode_t, how: c_int) -> c_int {
         match remote!(dir, path) {
-            Some(path) => ignored(path),
+            Some(path) => rights(path, mode),
             None => real!(fchmodat(c_int, *const c_char, mode_t, c_int) -> c_int)(dir, path, mode, how),
         }
     }

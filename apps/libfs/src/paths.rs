@@ -221,7 +221,7 @@ sizes! {
     give_statfs, libc::statfs64: statfs64, fstatfs64;
 }
 
-/// Calls that would change owners, modes or times: they succeed if the object exists, and change nothing.
+/// Calls that would change owners or times: they succeed if the object exists, and change nothing.
 macro_rules! kept {
     (paths {$($name:ident($($arg:ident: $type:ty),*);)*} descriptors {$($of_fd:ident($($fd_arg:ident: $fd_type:ty),*);)*}) => { interpose! {"C" $(
         fn $name(path: *const c_char $(, $arg: $type)*) -> c_int {
@@ -251,7 +251,6 @@ kept! {
     descriptors {
         futimes(times: *const c_void);
         futimens(times: *const c_void);
-        fchmod(mode: c_uint);
         fchown(uid: c_uint, gid: c_uint);
     }
 }
@@ -259,6 +258,14 @@ kept! {
 interpose! {
 
     "C"
+    fn fchmod(fd: c_int, mode: c_uint) -> c_int {
+        match kind(fd) {
+            Kind::Remote => done(table().entry(fd).and_then(|entry| entry.file.chmod(mode & 0o777))),
+            Kind::Folder => 0,
+            Kind::Local => done(link::chmod_local(fd, mode & 0o777)),
+            _ => real!(fchmod(c_int, c_uint) -> c_int)(fd, mode),
+        }
+    }
     fn mkdtemp(template: *mut c_char) -> *mut c_char {
         // SAFETY: the template is a C string.
         let make = |path| unsafe { crate::open::mkdir(path, 0o700) };

@@ -14,6 +14,7 @@ use weft_fs::name::{Endpoint, RemotePath};
 use weft_fs::wire::{Attr, Flags, Op, Request};
 use weft_fs::{Errno, Error};
 
+use weft_sys::next::errno;
 use weft_sys::{interpose, real};
 
 use crate::table::{Kind, kind, table};
@@ -33,11 +34,12 @@ fn made_up(attr: &Attr, endpoint: &Endpoint) -> Stat {
     let mut stat: Stat = unsafe { MaybeUninit::zeroed().assume_init() };
     stat.st_dev = device(endpoint);
     stat.st_ino = attr.ino;
-    stat.st_mode = match (attr.dir, attr.writable) {
-        (true, _) => libc::S_IFDIR | 0o755,
-        (false, true) => libc::S_IFREG | 0o644,
-        (false, false) => libc::S_IFREG | 0o444,
+    let kind = if attr.dir {
+        libc::S_IFDIR
+    } else {
+        libc::S_IFREG
     };
+    stat.st_mode = kind | libc::mode_t::from(attr.mode & 0o777);
     stat.st_nlink = if attr.dir { 2 } else { 1 };
     // SAFETY: no arguments.
     (stat.st_uid, stat.st_gid) = unsafe { (libc::geteuid(), libc::getegid()) };
@@ -60,30 +62,41 @@ fn of_path(path: &RemotePath) -> Result<Stat, Error> {
             ..Request::named(Op::Open, &path.name)
         };
         match link::here(path, &request) {
-            Ok(Some((_, Some(file)))) => {
-                let mut stat = MaybeUninit::<Stat>::zeroed();
-                // SAFETY: room for the structure that is written.
-                let rc = unsafe {
-                    real!(fstat(c_int, *mut Stat) -> c_int)(file.as_raw_fd(), stat.as_mut_ptr())
-                };
-                if rc < 0 {
-                    return Err(Errno::IO.into());
-                }
-                // SAFETY: filled, and zero is a value of all of it.
-                let mut stat = unsafe { stat.assume_init() };
-                // A memory file has no name, so no links.
-                stat.st_nlink = stat.st_nlink.max(1);
-                return Ok(stat);
+            Ok(Some((reply, Some(file)))) => {
+                let mode = reply.attr.writable.then_some(reply.attr.mode);
+                return of_file(file.as_raw_fd(), mode);
             }
-            Ok(_) | Err(Error::Errno(Errno::ISDIR)) => {}
+            // What may not be read has attributes all the same.
+            Ok(_) | Err(Error::Errno(Errno::ISDIR | Errno::ACCESS)) => {}
             Err(e) => return Err(e),
         }
     }
     Ok(made_up(&link::attr(path)?, &path.endpoint))
 }
 
-/// Of a descriptor that is remote.
+/// Of a file of this host. The mode of a buffer is not that of its memory file.
+fn of_file(fd: c_int, mode: Option<u16>) -> Result<Stat, Error> {
+    let mut stat = MaybeUninit::<Stat>::zeroed();
+    // SAFETY: room for the structure that is written.
+    let rc = unsafe { real!(fstat(c_int, *mut Stat) -> c_int)(fd, stat.as_mut_ptr()) };
+    if rc < 0 {
+        return Err(Errno::from_raw_os_error(errno()).into());
+    }
+    // SAFETY: filled, and zero is a value of all of it.
+    let mut stat = unsafe { stat.assume_init() };
+    if let Some(mode) = mode {
+        stat.st_mode = libc::S_IFREG | libc::mode_t::from(mode);
+    }
+    // A memory file has no name, so no links.
+    stat.st_nlink = stat.st_nlink.max(1);
+    Ok(stat)
+}
+
+/// Of a descriptor of ours.
 fn of_fd(fd: c_int) -> Result<Stat, Error> {
+    if kind(fd) == Kind::Local {
+        return of_file(fd, table().mode(fd));
+    }
     if kind(fd) == Kind::Folder {
         let path = table().path(fd).ok_or(Errno::BADF)?;
         return of_path(&path);
@@ -120,7 +133,11 @@ pub(crate) fn is_root(fd: c_int) -> bool {
 }
 
 fn is_ours(fd: c_int) -> bool {
-    matches!(kind(fd), Kind::Remote | Kind::Folder)
+    match kind(fd) {
+        Kind::Remote | Kind::Folder => true,
+        Kind::Local => table().mode(fd).is_some(),
+        Kind::Plain | Kind::Own => false,
+    }
 }
 
 /// Returns the attributes of the object of `fstatat` and similar calls, if it is remote.

@@ -144,7 +144,7 @@ fn open_stream(
         set_errno(libc::EINVAL);
         return std::ptr::null_mut();
     };
-    let fd = crate::open::open_path(path, how);
+    let fd = crate::open::open_path(path, how, 0o666);
     if fd < 0 {
         return std::ptr::null_mut();
     }

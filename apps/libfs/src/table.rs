@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use libc::c_int;
 use weft_fs::name::{Endpoint, Name, RemotePath};
-use weft_fs::wire::Flags;
+use weft_fs::wire::{Attr, Flags};
 use weft_fs::{Client, Errno, Error, File, OpenOptions, Settings};
 pub(crate) use weft_verbs::ext::lock;
 
@@ -100,6 +100,8 @@ struct Place {
     path: RemotePath,
     /// The buffer's number; a new buffer of the same name has another one.
     ino: u64,
+    /// Of a buffer of this host: its rights, as far as this process knows. A file of the served folder has its own.
+    mode: Option<u16>,
 }
 
 /// This process's state.
@@ -208,6 +210,7 @@ impl Table {
         let was = read_placeholder(fd).ok_or(Errno::BADF)?;
         let path = self.path(fd).ok_or(Errno::BADF)?;
         let fresh = Flags::CREATE.with(Flags::EXCLUSIVE).with(Flags::TRUNCATE);
+        let fresh = fresh.with(Flags::PRIVATE);
         let entry = self
             .open(&path, was.flags.without(fresh))
             .map_err(Error::of_reopening)?;
@@ -254,15 +257,33 @@ impl Table {
 
     fn note(&self, fd: c_int, path: &RemotePath, ino: u64, kind: Kind) {
         let path = path.clone();
-        lock(&self.paths).insert(fd, Place { path, ino });
+        let mode = None;
+        lock(&self.paths).insert(fd, Place { path, ino, mode });
         set_kind(fd, kind);
     }
 
-    /// Notes a buffer of this host.
-    pub(crate) fn note_local(&self, fd: c_int, path: &RemotePath, ino: u64) {
+    /// Notes a buffer, or a file of the served folder, of this host.
+    pub(crate) fn note_local(&self, fd: c_int, path: &RemotePath, attr: &Attr) {
         if usize::try_from(fd).is_ok_and(|fd| fd < MOST) {
-            self.note(fd, path, ino, Kind::Local);
+            self.note(fd, path, attr.ino, Kind::Local);
+            if attr.writable {
+                self.note_mode(&path.endpoint, attr.ino, attr.mode);
+            }
         }
+    }
+
+    /// Notes the rights of a buffer of this host for all its descriptors.
+    pub(crate) fn note_mode(&self, endpoint: &Endpoint, ino: u64, mode: u16) {
+        for place in lock(&self.paths).values_mut() {
+            if place.ino == ino && place.path.endpoint == *endpoint {
+                place.mode = Some(mode);
+            }
+        }
+    }
+
+    /// The rights of a descriptor's buffer of this host.
+    pub(crate) fn mode(&self, fd: c_int) -> Option<u16> {
+        lock(&self.paths).get(&fd)?.mode
     }
 
     /// Returns the path of a descriptor.
@@ -480,7 +501,11 @@ fn read_placeholder(fd: c_int) -> Option<Placeholder> {
         size,
     };
     Some(Placeholder {
-        place: Place { path, ino },
+        place: Place {
+            path,
+            ino,
+            mode: None,
+        },
         flags,
         maker,
     })

@@ -440,6 +440,79 @@ fn programs_that_replace_their_files_work() {
     assert!(!Path::new("/rdma").exists());
 }
 
+/// chmod(1) and stat(1) change and show rights, and a program that has none is told so.
+#[test]
+fn chmod_does_what_it_says() {
+    let world = World::new(true, 8 << 20);
+    for place in BOTH {
+        let said = world.sh(
+            place,
+            "echo one >${R}a; chmod 444 ${R}a; stat -c %a ${R}a; (echo two >${R}a) 2>&1 || echo refused
+             cat ${R}a; python3 -c 'import os, sys; os.chmod(sys.argv[1], 0o600)' ${R}a; stat -c %a ${R}a
+             echo two >${R}a; cat ${R}a; chmod 200 ${R}a; stat -c %a ${R}a; (cat ${R}a) 2>&1 || chmod 666 ${R}a
+             before=$(stat -c %a ${R}film); chmod 700 ${R}film 2>&1 && exit 9; [ $(stat -c %a ${R}film) = $before ]",
+        );
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines[1].ends_with("Permission denied"), "{place:?}: {said}");
+        assert!(lines[7].ends_with("Permission denied"), "{place:?}: {said}");
+        assert!(
+            lines[8].ends_with("Read-only file system"),
+            "{place:?}: {said}"
+        );
+        let rest = [lines[0], lines[2], lines[3], lines[4], lines[5], lines[6]];
+        let expected = ["444", "refused", "one", "600", "two", "200"];
+        assert_eq!(rest, expected, "{place:?}");
+    }
+}
+
+/// A descriptor changes the rights of its buffer, under whatever name that is by now, and keeps its own.
+#[test]
+fn descriptors_change_rights_and_keep_theirs() {
+    let world = World::new(true, 8 << 20);
+    for place in BOTH {
+        let script = "
+import os, subprocess, sys, tempfile
+path = sys.argv[1] + 'd'
+fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+os.write(fd, b'0123456789')
+os.rename(path, path + '2')
+os.fchmod(fd, 0o444)
+print(oct(os.fstat(fd).st_mode & 0o777), oct(os.stat(path + '2').st_mode & 0o777))
+print(os.access(path + '2', os.R_OK), os.access(path + '2', os.W_OK))
+os.ftruncate(fd, 4)
+os.fchmod(fd, 0o200)
+os.ftruncate(fd, 2)
+print(os.pread(fd, 9, 0), oct(os.fstat(fd).st_mode & 0o777))
+os.fchmod(fd, 0)
+os.rename(path + '2', path)
+os.fchmod(fd, 0o666)
+subprocess.run(['sh', '-c', ': >' + path + '; echo secret >' + path], check=True)
+os.fchmod(fd, 0o640)
+print(oct(os.stat(path).st_mode & 0o777))
+film = os.open(sys.argv[1] + 'film', os.O_RDONLY)
+try:
+    os.fchmod(film, 0o600)
+except OSError as error:
+    print(error.strerror)
+os.unlink(path)
+os.close(fd)
+fd, name = tempfile.mkstemp(dir=sys.argv[1])
+print(oct(os.stat(name).st_mode & 0o777))
+os.close(fd)
+os.unlink(name)";
+        std::fs::write(world.dir.path().join("rights.py"), script).unwrap();
+        let said = world.sh(place, "python3 rights.py ${R}");
+        let expected =
+            "0o444 0o444\nTrue False\nb'01' 0o200\n0o640\nRead-only file system\n0o600\n";
+        assert_eq!(said, expected, "{place:?}");
+        world.sh(
+            place,
+            "echo one >${R}p; chmod 444 ${R}p; cp -p ${R}p q; stat -c %a q | grep -x 444; cp -p q ${R}r
+             stat -c %a ${R}r | grep -x 444; cmp q ${R}r; rm -f ${R}p ${R}r q",
+        );
+    }
+}
+
 /// Links, special files and extended attributes are refused with the errors of a file system that has none.
 #[test]
 fn what_servers_lack_is_refused_as_by_other_file_systems() {

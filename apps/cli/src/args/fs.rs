@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{ClientKeys, ServerKeys, ViaArgs};
 use weft_service::endpoint::parse_bind;
 use weft_service::endpoint::port::FS as DEFAULT_PORT;
+use weft_verbs::tls::PublicKey;
 
 use crate::values::{at_least_one, size};
 
@@ -63,6 +64,8 @@ pub enum Command {
     Stat(ListArgs),
     /// Make folders
     Mkdir(ManyArgs),
+    /// Set who may read and write buffers: their owner, the keys that they name, and others
+    Chmod(ChmodArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -157,6 +160,31 @@ pub struct ManyArgs {
     pub paths: Vec<PathBuf>,
     #[command(flatten)]
     pub common: Common,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ChmodArgs {
+    /// Octal, as of chmod(1): 644 lets others read only, 664 named keys write too, 600 nobody but the owner
+    #[arg(value_name = "MODE", value_parser = mode)]
+    pub mode: u32,
+    /// `/rdma/HOST:PORT/NAME`
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Add a key to those that the second digit is for: `weft-ed25519 AAAA...`, as `weft key show` prints it
+    #[arg(long = "name", value_name = "KEY")]
+    pub named: Vec<PublicKey>,
+    /// Take such a key out
+    #[arg(long = "forget", value_name = "KEY")]
+    pub forgotten: Vec<PublicKey>,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode @ 0..=0o777) => Ok(mode),
+        _ => Err("three octal digits, as 644".to_owned()),
+    }
 }
 
 #[derive(Debug, clap::Args)]

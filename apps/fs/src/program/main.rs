@@ -64,6 +64,16 @@ fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
         Command::Mkdir(args) => each(&args.paths, &args.common, |client, path| {
             client.mkdir(&path.name).map_err(|e| explain(path, &e))
         }),
+        Command::Chmod(args) => each(&args.paths, &args.common, |client, path| {
+            // A key that is forgotten makes room for one that is named.
+            let keys = [(&args.forgotten, false), (&args.named, true)];
+            let mut keys = keys
+                .iter()
+                .flat_map(|(keys, adds)| keys.iter().map(move |k| (k, *adds)));
+            keys.try_for_each(|(key, adds)| client.share(&path.name, key, adds))
+                .and_then(|()| client.chmod(&path.name, args.mode))
+                .map_err(|e| explain(path, &e))
+        }),
         Command::Put(args) => put(args, global),
         Command::Get(args) => get(args, global),
     }
@@ -142,6 +152,7 @@ fn show(name: &[u8], attr: &Attr, json: bool) {
             "size": attr.size,
             "mtime": attr.mtime as f64 / 1e9,
             "writable": attr.writable,
+            "mode": format!("{:03o}", attr.mode),
         }));
         return;
     }
@@ -154,7 +165,8 @@ fn show(name: &[u8], attr: &Attr, json: bool) {
     let age = (UNIX_EPOCH + Duration::from_nanos(attr.mtime)).elapsed();
     let age = HumanDuration(age.unwrap_or_default());
     say(format_args!(
-        "{kind:6} {:>14} {:>10} {name}{slash}",
+        "{kind:6} {:03o} {:>14} {:>10} {name}{slash}",
+        attr.mode,
         attr.size,
         if attr.mtime == 0 {
             "-".into()

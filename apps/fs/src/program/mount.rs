@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request,
-    Session, SessionUnmounter, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
+    ReplyWrite, Request, Session, SessionUnmounter, TimeOrNow, WriteFlags,
 };
 use weft_fs::name::Name;
 use weft_fs::wire::{Attr, Flags};
@@ -117,6 +117,8 @@ struct Mounted {
     files: Mutex<HashMap<u64, Weak<File>>>,
     handles: Mutex<(HashMap<u64, Arc<File>>, u64)>,
     user: (u32, u32),
+    /// Other users of this host reach it too.
+    others: bool,
 }
 
 impl Mounted {
@@ -136,10 +138,10 @@ impl Mounted {
                 FileType::RegularFile
             },
             // Executable: what a file is for is not known.
-            perm: if attr.dir || attr.writable {
+            perm: if attr.dir {
                 0o755
             } else {
-                0o555
+                self.perm(attr) | 0o111
             },
             nlink: if attr.dir { 2 } else { 1 },
             uid: self.user.0,
@@ -148,6 +150,13 @@ impl Mounted {
             blksize: 1 << 20,
             flags: 0,
         }
+    }
+
+    /// The mounter's class is what its key may do: the kernel is not to refuse what the server allows. Other users of the host, for whom the mounter's key
+    /// speaks, never write.
+    fn perm(&self, attr: &Attr) -> u16 {
+        let others = if self.others { 0o055 } else { 0o077 };
+        attr.rights << 6 | attr.mode & others
     }
 
     fn name(&self, ino: INodeNo) -> Result<Name, Error> {
@@ -179,19 +188,26 @@ impl Mounted {
         Ok(self.attr(ino, &attr))
     }
 
-    /// Opens a file, or shares it with those who have it open: for reading and writing, so that they can.
+    /// Opens a file, or shares it with those who have it open: for reading and writing where the server lets us, so that they can.
     fn open_shared(&self, ino: u64, name: &Name, flags: Flags) -> Result<u64, Error> {
+        let made = Flags::CREATE.with(Flags::EXCLUSIVE).with(Flags::PRIVATE);
         let mut files = lock(&self.files);
         let known = files.get(&ino).and_then(Weak::upgrade);
         let file = match known {
-            Some(file) if !flags.has(Flags::WRITE) || file.flags().has(Flags::WRITE) => file,
+            Some(file) if file.flags().has(flags.without(made)) => {
+                // It may have been opened before a change of the rights.
+                if !file.stat()?.allows(flags) {
+                    return Err(weft_fs::Errno::ACCESS.into());
+                }
+                file
+            }
             _ => {
                 let both = flags.with(Flags::READ).with(Flags::WRITE);
                 let options = |flags| OpenOptions { flags, size: 0 };
                 let opened = match self.client.open(name, options(both)) {
-                    Err(Error::Errno(weft_fs::Errno::ROFS)) if !flags.has(Flags::WRITE) => self
-                        .client
-                        .open(name, options(flags.without(Flags::CREATE)))?,
+                    Err(Error::Errno(weft_fs::Errno::ROFS | weft_fs::Errno::ACCESS)) => {
+                        self.client.open(name, options(flags.without(made)))?
+                    }
                     opened => opened?,
                 };
                 let file = Arc::new(opened);
@@ -225,7 +241,11 @@ impl Mounted {
             Some(fh) => Some(self.handle(fh)?),
             None => self.opened(ino.0),
         };
-        if let Some(file) = open {
+        // By name, the rights are those of now, and a handle that another program has opened need not have them.
+        if fh.is_none() && !self.client.stat(&self.name(ino)?)?.allows(Flags::WRITE) {
+            return Err(weft_fs::Errno::ACCESS.into());
+        }
+        if let Some(file) = open.filter(|file| fh.is_some() || file.flags().has(Flags::WRITE)) {
             return file.truncate(size);
         }
         let options = OpenOptions {
@@ -237,11 +257,38 @@ impl Mounted {
         file.close()
     }
 
-    fn make(&self, parent: INodeNo, name: &OsStr, flags: i32) -> Result<(FileAttr, u64), Error> {
+    /// Changes the rights of a file: of the one that is open, whatever its name is by now.
+    fn chmod(&self, ino: INodeNo, mode: u32) -> Result<(), Error> {
+        let open = self.opened(ino.0);
+        let mut mode = mode & 0o666;
+        if self.others {
+            // These were hidden, and not taken away by who sets what he saw.
+            let now = match &open {
+                Some(file) => file.stat()?,
+                None => self.client.stat(&self.name(ino)?)?,
+            };
+            mode |= u32::from(now.mode) & 0o022;
+        }
+        match open {
+            Some(file) => file.chmod(mode),
+            None => self.client.chmod(&self.name(ino)?, mode),
+        }
+    }
+
+    fn make(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        flags: i32,
+        mode: u32,
+    ) -> Result<(FileAttr, u64), Error> {
         let name = self.child(parent, name)?;
         let mut wanted = Flags::WRITE.with(Flags::CREATE);
         if flags & rustix::fs::OFlags::EXCL.bits().cast_signed() != 0 {
             wanted = wanted.with(Flags::EXCLUSIVE);
+        }
+        if mode & OTHERS == 0 {
+            wanted = wanted.with(Flags::PRIVATE);
         }
         let ino = lock(&self.names).number(&name);
         match self.open_shared(ino, &name, wanted) {
@@ -280,6 +327,9 @@ impl Mounted {
     }
 }
 
+/// The bits of a mode that are not the owner's.
+const OTHERS: u32 = 0o077;
+
 /// Replies with what came out.
 macro_rules! answer {
     ($reply:ident, $done:expr, $value:pat => $ok:expr) => {
@@ -315,7 +365,7 @@ impl Filesystem for Mounted {
         &self,
         _: &Request,
         ino: INodeNo,
-        _mode: Option<u32>,
+        mode: Option<u32>,
         _uid: Option<u32>,
         _gid: Option<u32>,
         size: Option<u64>,
@@ -329,9 +379,10 @@ impl Filesystem for Mounted {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        // Owners, modes and times are the server's: what would change them is taken, and changes nothing.
+        // Owners and times are the server's: what would change them is taken, and changes nothing.
         let done = size
             .map_or(Ok(()), |size| self.resize(ino, fh, size))
+            .and_then(|()| mode.map_or(Ok(()), |mode| self.chmod(ino, mode)))
             .and_then(|()| self.stat(ino, fh));
         answer!(reply, done, attr => reply.attr(&TTL, &attr));
     }
@@ -401,7 +452,8 @@ impl Filesystem for Mounted {
     fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let wanted = match flags.acc_mode() {
             fuser::OpenAccMode::O_RDONLY => Flags::READ,
-            _ => Flags::WRITE,
+            fuser::OpenAccMode::O_WRONLY => Flags::WRITE,
+            fuser::OpenAccMode::O_RDWR => Flags::READ.with(Flags::WRITE),
         };
         let opened = self
             .name(ino)
@@ -409,17 +461,34 @@ impl Filesystem for Mounted {
         answer!(reply, opened, fh => reply.opened(FileHandle(fh), FopenFlags::empty()));
     }
 
+    fn access(&self, _: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        let checked = self.name(ino).and_then(|name| {
+            let attr = self.client.stat(&name)?;
+            let wants = [
+                (AccessFlags::R_OK, Flags::READ),
+                (AccessFlags::W_OK, Flags::WRITE),
+            ];
+            let lacks =
+                |(how, flag): (AccessFlags, Flags)| mask.contains(how) && !attr.allows(flag);
+            if !attr.dir && wants.into_iter().any(lacks) {
+                return Err(weft_fs::Errno::ACCESS.into());
+            }
+            Ok(())
+        });
+        answer!(reply, checked, () => reply.ok());
+    }
+
     fn create(
         &self,
         _: &Request,
         parent: INodeNo,
         name: &OsStr,
-        _mode: u32,
+        mode: u32,
         _umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        answer!(reply, self.make(parent, name, flags), (attr, fh) => {
+        answer!(reply, self.make(parent, name, flags, mode), (attr, fh) => {
             reply.created(&TTL, &attr, Generation(0), FileHandle(fh), FopenFlags::empty());
         });
     }
@@ -586,6 +655,7 @@ pub(crate) fn mount(client: Client, dir: &Path, others: bool) -> io::Result<Moun
         files: Mutex::default(),
         handles: Mutex::default(),
         user,
+        others,
     };
     let mut session = Session::new(mounted, dir, &config)?;
     let unmounter = session.unmount_callable();

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use weft_service::Permit;
 use weft_sys::memfd;
@@ -123,6 +123,12 @@ impl Memory {
 
     /// A description of its own for a program of this host.
     pub(crate) fn lend(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let lent = memfd::reopen(&self.fd, flags).map_err(|e| errno(&e));
+        if !matches!(lent, Err(Errno::ACCESS)) {
+            return lent;
+        }
+        // A program that has inherited a descriptor, and knows nothing of us, has changed its mode.
+        rustix::fs::fchmod(&self.fd, Mode::RUSR | Mode::WUSR)?;
         memfd::reopen(&self.fd, flags).map_err(|e| errno(&e))
     }
 

@@ -1,6 +1,7 @@
 //! The server: admission of clients, and their sessions.
 
 mod memory;
+mod rights;
 mod session;
 mod store;
 
@@ -25,6 +26,7 @@ use weft_verbs::tls::{PublicKey, Tls};
 
 use crate::local_server as host;
 use crate::wire::{Flags, Op, PROTOCOL, Reply, Request};
+use rights::Who;
 use session::Handles;
 use store::{Opened, Store};
 
@@ -195,12 +197,13 @@ impl acceptor::Server for Shared {
         let refusal = Reply::failed(0, Errno::ACCESS).encode();
         let keeps = self.config.keeps.into();
         let has_atomics = request.device().attr().atomics;
+        let who = self.who(&request);
         let accepted = self
             .acceptor
             .accept(self.config.tls(), (request, entry), keeps, &refusal);
         let (mut link, _permit) = accepted?;
         let began = Instant::now();
-        let mut handles = Handles::new(&self.store, link.pd(), has_atomics);
+        let mut handles = Handles::new(&self.store, link.pd(), who, has_atomics);
         while !self.acceptor.is_closed() && Self::turn(&mut link, &mut handles) {}
         // The connection uses the memory, so it ends first.
         link.qp.disconnect();
@@ -216,6 +219,19 @@ impl acceptor::Server for Shared {
 }
 
 impl Shared {
+    /// The client of a request.
+    fn who(&self, request: &cm::Request) -> Who {
+        let Some(request) = request.soft() else {
+            return Who::default();
+        };
+        let key = request.tls().map(|tls| tls.peer);
+        Who {
+            // A key that is not admitted may be one of this run only: what it owned would be nobody's afterwards.
+            key: key.filter(|key| (self.config.admit)(key)),
+            is_own_user: request.peer_uid() == Some(weft_sys::process::uid()),
+        }
+    }
+
     /// Serves the next request; false at the end.
     fn turn(link: &mut MessageChannel, handles: &mut Handles) -> bool {
         let bytes = match link.next(4 * LOOK, None) {
@@ -288,31 +304,24 @@ impl Shared {
 
     fn for_host(&self, request: &Request) -> Result<(Reply, Option<OwnedFd>), Errno> {
         match request.op {
-            Op::Open => self.open_for_host(request, request.flags),
+            Op::Open => self.open_for_host(request),
             // By name: programs of this host have no handles. The new generation comes with the reply.
             Op::Truncate => {
-                self.store.truncate_for_host(&request.name, request.size)?;
-                self.open_for_host(request, Flags::READ.with(Flags::WRITE))
+                let (file, attr) = self.store.truncate_for_host(&request.name, request.size)?;
+                let ok = Reply::ok(request.id);
+                Ok((Reply { attr, ..ok }, Some(file)))
             }
-            _ => Ok((session::names(&self.store, request), None)),
+            _ => Ok((session::names(&self.store, &Who::HOST, request), None)),
         }
     }
 
-    fn open_for_host(
-        &self,
-        request: &Request,
-        flags: Flags,
-    ) -> Result<(Reply, Option<OwnedFd>), Errno> {
+    fn open_for_host(&self, request: &Request) -> Result<(Reply, Option<OwnedFd>), Errno> {
+        let flags = request.flags;
         if !flags.has(Flags::READ) && !flags.has(Flags::WRITE) {
             return Err(Errno::INVAL);
         }
-        // Of a truncation it is the new length, not that of a buffer to be.
-        let hint = if request.op == Op::Open {
-            request.size
-        } else {
-            0
-        };
-        match self.store.open(&request.name, flags, hint, true)? {
+        let (name, hint) = (&request.name, request.size);
+        match self.store.open(name, flags, hint, &Who::HOST, true)? {
             Opened::File(file, attr) => {
                 let reply = Reply {
                     attr,

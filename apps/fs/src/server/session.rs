@@ -8,8 +8,9 @@ use weft_verbs::Access;
 use weft_verbs::any::{Mr, Pd};
 
 use super::memory::{End, Memory};
+use super::rights::Who;
 use super::store::{Buffer, Opened, Store};
-use crate::wire::{Attr, Flags, Op, Region, Reply, Request};
+use crate::wire::{Attr, Flags, Op, Region, Reply, Request, buffer_number, named_key};
 
 /// Handles of one client.
 const MAX_HANDLES: usize = 1024;
@@ -18,6 +19,8 @@ const MAX_HANDLES: usize = 1024;
 struct Handle {
     buffer: Arc<Buffer>,
     flags: Flags,
+    /// The rights of the region.
+    access: Access,
     generation: u32,
     /// Keeps the quota of the generation that is registered.
     memory: Option<Arc<Memory>>,
@@ -29,6 +32,7 @@ struct Handle {
 pub(crate) struct Handles {
     store: Arc<Store>,
     pd: Pd,
+    who: Who,
     /// Whether clients can append, which needs atomics.
     has_atomics: bool,
     open: HashMap<u32, Handle>,
@@ -36,10 +40,11 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    pub(crate) fn new(store: &Arc<Store>, pd: &Pd, has_atomics: bool) -> Self {
+    pub(crate) fn new(store: &Arc<Store>, pd: &Pd, who: Who, has_atomics: bool) -> Self {
         Self {
             store: Arc::clone(store),
             pd: pd.clone(),
+            who,
             has_atomics,
             open: HashMap::new(),
             next: 1,
@@ -56,11 +61,15 @@ impl Handles {
                 handle.check_writable()?;
                 handle.buffer.grow(request.size)
             }),
+            Op::Chmod if request.handle != 0 => {
+                let who = self.who.clone();
+                self.with(request, |handle, _| handle.buffer.chmod(&who, request.size))
+            }
             Op::Truncate => self.with(request, |handle, store| {
                 handle.check_writable()?;
                 handle.buffer.truncate(request.size, &store.quota)
             }),
-            _ => return names(&self.store, request),
+            _ => return names(&self.store, &self.who, request),
         };
         done.unwrap_or_else(|e| Reply::failed(request.id, e))
     }
@@ -76,13 +85,24 @@ impl Handles {
         if flags.has(Flags::APPEND) && !self.has_atomics {
             return Err(Errno::OPNOTSUPP);
         }
-        let opened = self.store.open(&request.name, flags, request.size, false)?;
+        let opened = self
+            .store
+            .open(&request.name, flags, request.size, &self.who, false)?;
         let Opened::Buffer(buffer) = opened else {
             return Err(Errno::IO);
         };
+        // A writer reads the bytes beside what it writes, if it may. The region gives what the client may do, and nothing else does.
+        let mut access = Access::empty();
+        if flags.has(Flags::WRITE) {
+            access |= Access::REMOTE_WRITE | Access::LOCAL_WRITE;
+        }
+        if flags.has(Flags::READ) || buffer.is_readable(&self.who) {
+            access |= Access::REMOTE_READ;
+        }
         let mut handle = Handle {
             buffer,
             flags,
+            access,
             generation: 0,
             memory: None,
             mr: None,
@@ -99,7 +119,7 @@ impl Handles {
         self.next = self.next.wrapping_add(1);
         let reply = Reply {
             handle: number,
-            ..handle.reply(request.id)
+            ..handle.reply(request.id, &self.who)
         };
         self.open.insert(number, handle);
         Ok(reply)
@@ -124,7 +144,7 @@ impl Handles {
         handle.renew(&self.pd)?;
         Ok(Reply {
             handle: request.handle,
-            ..handle.reply(request.id)
+            ..handle.reply(request.id, &self.who)
         })
     }
 }
@@ -167,13 +187,8 @@ impl Handle {
         let stale = generation != self.generation;
         if stale || self.mr.as_ref().map_or(0, Mr::len) != len {
             self.mr = None;
-            let access = if self.flags.has(Flags::WRITE) {
-                Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE
-            } else {
-                Access::REMOTE_READ
-            };
             if len > 0 {
-                let mr = pd.reg_memfd(memory.fd(), len, access);
+                let mr = pd.reg_memfd(memory.fd(), len, self.access);
                 self.mr = Some(mr.map_err(|_| Errno::NOMEM)?);
             }
         }
@@ -194,7 +209,7 @@ impl Handle {
         Ok(())
     }
 
-    fn reply(&self, id: u32) -> Reply {
+    fn reply(&self, id: u32, who: &Who) -> Reply {
         let at = |mr: &Mr, len: u64| {
             let remote = mr.remote(0);
             Region {
@@ -205,7 +220,7 @@ impl Handle {
         };
         let region = self.mr.as_ref().map(|mr| at(mr, mr.len() as u64));
         let word = self.word.as_ref().map(|(mr, _)| at(mr, 8));
-        let attr = self.buffer.attr();
+        let attr = self.buffer.attr(who);
         Reply {
             attr: Attr {
                 // The size of the region, if it has changed since.
@@ -221,17 +236,26 @@ impl Handle {
 }
 
 /// Carries out what needs no handle.
-pub(crate) fn names(store: &Store, request: &Request) -> Reply {
+pub(crate) fn names(store: &Store, who: &Who, request: &Request) -> Reply {
     let (name, other) = (&request.name, &request.other);
     let ok = Reply::ok(request.id);
     let done = match request.op {
-        Op::Stat => store.stat(name).map(|attr| Reply { attr, ..ok }),
-        Op::Unlink => store.unlink(name).map(|()| ok),
-        Op::Rename => store.rename(name, other).map(|()| ok),
+        Op::Stat => store.stat(name, who).map(|attr| Reply { attr, ..ok }),
+        Op::Unlink => store.unlink(name, who).map(|()| ok),
+        Op::Rename => store.rename(name, other, who).map(|()| ok),
+        Op::Chmod if name.is_root() && !other.is_root() => buffer_number(other)
+            .ok_or(Errno::INVAL)
+            .and_then(|ino| store.chmod_number(ino, who, request.size))
+            .map(|()| ok),
+        Op::Chmod => store.chmod(name, who, request.size).map(|()| ok),
+        Op::Share => named_key(other)
+            .ok_or(Errno::INVAL)
+            .and_then(|key| store.share(name, who, key, request.size != 0))
+            .map(|()| ok),
         Op::Mkdir => store.mkdir(name).map(|()| ok),
         Op::Rmdir => store.rmdir(name).map(|()| ok),
         Op::List => store
-            .list(name, other.as_bytes())
+            .list(name, other.as_bytes(), who)
             .map(|entries| Reply { entries, ..ok }),
         Op::Usage => Ok(Reply {
             attr: Attr {

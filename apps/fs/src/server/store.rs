@@ -10,8 +10,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use weft_sys::limits;
+use weft_verbs::tls::PublicKey;
 
 use super::memory::{End, Memory, Quota, errno};
+use super::rights::{DIR_MODE, DISK_MODE, NEW_MODE, PRIVATE_MODE, READ, Rights, WRITE, Who};
 use crate::lock;
 use crate::name::{MAX_COMPONENT, Name};
 use crate::wire::{Attr, Entry, Flags};
@@ -20,6 +22,8 @@ use crate::wire::{Attr, Entry, Flags};
 const MAX_NAMES: usize = 65_536;
 /// How long a buffer outlives a connection that ended without closing it: its program may have executed another one, which opens it again.
 const GRACE: Duration = Duration::from_secs(2);
+/// The numbers of buffers and folders are not below this.
+const FIRST: u64 = 1 << 62;
 /// Entries of one answer; more are asked for again.
 const MAX_ENTRIES: usize = 512;
 /// Entries of a folder of the file system that are looked at.
@@ -56,10 +60,18 @@ struct State {
     /// The page with the word that appenders count with; it lasts as long as the generation.
     word: Option<Arc<End>>,
     appenders: u32,
+    rights: Rights,
 }
 
 impl Buffer {
-    fn new(ino: u64, memory: Arc<Memory>, mtime: u64, read_only: bool, hint: u64) -> Arc<Self> {
+    fn new(
+        ino: u64,
+        memory: Arc<Memory>,
+        mtime: u64,
+        read_only: bool,
+        rights: Rights,
+        hint: u64,
+    ) -> Arc<Self> {
         Arc::new(Self {
             ino,
             read_only,
@@ -74,11 +86,38 @@ impl Buffer {
                 hint,
                 word: None,
                 appenders: 0,
+                rights,
             }),
         })
     }
 
-    pub(crate) fn attr(&self) -> Attr {
+    /// # Errors
+    /// `EACCES` if this client has not these rights.
+    fn check(&self, who: &Who, rights: u16) -> Result<(), Errno> {
+        if lock(&self.state).rights.of(who) & rights == rights {
+            Ok(())
+        } else {
+            Err(Errno::ACCESS)
+        }
+    }
+
+    /// Whether this client may read it.
+    pub(crate) fn is_readable(&self, who: &Who) -> bool {
+        self.check(who, READ).is_ok()
+    }
+
+    /// As [`Store::chmod`].
+    pub(crate) fn chmod(&self, who: &Who, mode: u64) -> Result<(), Errno> {
+        let mode = u16::try_from(mode).ok().filter(|mode| *mode <= 0o777);
+        let mode = mode.ok_or(Errno::INVAL)?;
+        if self.read_only {
+            return Err(Errno::ROFS);
+        }
+        lock(&self.state).rights.set_mode(who, mode)
+    }
+
+    /// Its attributes, as this client has them.
+    pub(crate) fn attr(&self, who: &Who) -> Attr {
         let state = lock(&self.state);
         Attr {
             dir: false,
@@ -87,6 +126,8 @@ impl Buffer {
             mtime: state.mtime,
             ino: self.ino,
             generation: state.generation,
+            mode: state.rights.mode(),
+            rights: state.rights.of(who),
         }
     }
 
@@ -99,6 +140,14 @@ impl Buffer {
     /// Notes a change.
     pub(crate) fn touch(&self) {
         lock(&self.state).mtime = now();
+    }
+
+    /// A description of the newest generation for a program of this host.
+    fn lend(&self, flags: Flags) -> Result<OwnedFd, Errno> {
+        let mut state = lock(&self.state);
+        // The kernel shows when it is no longer open.
+        state.lent = true;
+        state.memory.lend(how(flags))
     }
 
     /// Extends the newest generation to at least this length; at the first write to the length that was given at its creation.
@@ -224,7 +273,7 @@ impl Store {
             tree: Mutex::new(Tree {
                 nodes: BTreeMap::new(),
                 // No number of this run is one of an earlier run.
-                next: (u64::from_ne_bytes(random) >> 1) | 1 << 62,
+                next: (u64::from_ne_bytes(random) >> 1) | FIRST,
             }),
             // The rest is for connections.
             quota: Quota::new(quota, limits::nofile().0 as usize / 2),
@@ -234,8 +283,13 @@ impl Store {
         })
     }
 
-    /// Gives a buffer a new generation of this length, for a program of this host.
-    pub(crate) fn truncate_for_host(&self, name: &Name, size: u64) -> Result<(), Errno> {
+    /// Gives a buffer a new generation of this length, and lends it to a program of this host that has it open for writing: the rights are those of
+    /// the moment when it opened it.
+    pub(crate) fn truncate_for_host(
+        &self,
+        name: &Name,
+        size: u64,
+    ) -> Result<(OwnedFd, Attr), Errno> {
         let tree = lock(&self.tree);
         let buffer = match tree.nodes.get(name) {
             Some(Node::Buffer(buffer)) => Arc::clone(buffer),
@@ -243,7 +297,66 @@ impl Store {
             None => return Err(self.not_ours(&tree, name)),
         };
         drop(tree);
-        buffer.truncate(size, &self.quota)
+        buffer.truncate(size, &self.quota)?;
+        let file = buffer.lend(Flags::READ.with(Flags::WRITE))?;
+        Ok((file, buffer.attr(&Who::HOST)))
+    }
+
+    /// Gives a buffer these rights, nine bits. Programs that have it open keep what they have. Folders have none: that succeeds, and changes nothing.
+    ///
+    /// # Errors
+    /// `EPERM` for a client that does not own it; `EROFS` for a file of the served folder; those of a name.
+    pub(crate) fn chmod(&self, name: &Name, who: &Who, mode: u64) -> Result<(), Errno> {
+        match self.owned(name)? {
+            Some(buffer) => buffer.chmod(who, mode),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Store::chmod`], of the buffer with this number. One that has no name any more cannot be opened again: there is nothing to change.
+    pub(crate) fn chmod_number(&self, ino: u64, who: &Who, mode: u64) -> Result<(), Errno> {
+        if ino < FIRST {
+            // A file of the served folder.
+            return Err(Errno::ROFS);
+        }
+        let tree = lock(&self.tree);
+        let buffer = tree.nodes.values().find_map(|node| match node {
+            Node::Buffer(buffer) if buffer.ino == ino => Some(Arc::clone(buffer)),
+            _ => None,
+        });
+        drop(tree);
+        buffer.map_or(Ok(()), |buffer| buffer.chmod(who, mode))
+    }
+
+    /// Adds a key to those that a buffer names, or takes it out.
+    ///
+    /// # Errors
+    /// As [`Store::chmod`]; `EISDIR` for a folder; `ENOSPC` for the 65th key.
+    pub(crate) fn share(
+        &self,
+        name: &Name,
+        who: &Who,
+        key: PublicKey,
+        adds: bool,
+    ) -> Result<(), Errno> {
+        match self.owned(name)? {
+            Some(buffer) => lock(&buffer.state).rights.share(who, key, adds),
+            None => Err(Errno::ISDIR),
+        }
+    }
+
+    /// The buffer of a name whose rights are to change; `None` for a folder.
+    fn owned(&self, name: &Name) -> Result<Option<Arc<Buffer>>, Errno> {
+        let tree = lock(&self.tree);
+        match tree.nodes.get(name) {
+            Some(Node::Buffer(buffer)) => Ok(Some(Arc::clone(buffer))),
+            Some(Node::Dir { .. }) => Ok(None),
+            None if name.is_root() => Ok(None),
+            None => match self.on_disk(&tree, name, OFlags::PATH)?.1 {
+                stat if FileType::from_raw_mode(stat.st_mode).is_dir() => Ok(None),
+                _ => Err(Errno::ROFS),
+            },
+        }
     }
 
     /// Opens a buffer or file, and counts that: [`Store::close`] takes it back. With `lend`, for a program of this host.
@@ -252,6 +365,7 @@ impl Store {
         name: &Name,
         flags: Flags,
         hint: u64,
+        who: &Who,
         lend: bool,
     ) -> Result<Opened, Errno> {
         if name.is_root() {
@@ -266,7 +380,13 @@ impl Store {
             Some(Node::Buffer(_)) if flags.has(Flags::CREATE.with(Flags::EXCLUSIVE)) => {
                 return Err(Errno::EXIST);
             }
-            Some(Node::Buffer(buffer)) => Arc::clone(buffer),
+            Some(Node::Buffer(buffer)) => {
+                let reads = READ * u16::from(flags.has(Flags::READ));
+                let changes = writes || flags.has(Flags::TRUNCATE);
+                let changes = WRITE * u16::from(changes);
+                buffer.check(who, reads | changes)?;
+                Arc::clone(buffer)
+            }
             None => match self.on_disk(&tree, name, OFlags::RDONLY) {
                 Ok(_) if flags.has(Flags::CREATE.with(Flags::EXCLUSIVE)) => {
                     return Err(Errno::EXIST);
@@ -290,8 +410,14 @@ impl Store {
                         return Err(Errno::NOSPC);
                     }
                     let ino = tree.number()?;
+                    let mode = if flags.has(Flags::PRIVATE) {
+                        PRIVATE_MODE
+                    } else {
+                        NEW_MODE
+                    };
+                    let rights = Rights::new(who.clone(), mode);
                     let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
-                    let buffer = Buffer::new(ino, memory, now(), false, hint);
+                    let buffer = Buffer::new(ino, memory, now(), false, rights, hint);
                     tree.nodes
                         .insert(name.clone(), Node::Buffer(Arc::clone(&buffer)));
                     buffer
@@ -313,11 +439,9 @@ impl Store {
         if writes && hint > 0 {
             state.grow(hint)?;
         }
-        // The kernel shows when it is no longer open.
-        state.lent = true;
-        let file = state.memory.lend(how(flags))?;
         drop(state);
-        let attr = buffer.attr();
+        let file = buffer.lend(flags)?;
+        let attr = buffer.attr(who);
         Ok(Opened::File(file, attr))
     }
 
@@ -367,24 +491,28 @@ impl Store {
         freed
     }
 
-    pub(crate) fn stat(&self, name: &Name) -> Result<Attr, Errno> {
+    pub(crate) fn stat(&self, name: &Name, who: &Who) -> Result<Attr, Errno> {
         if name.is_root() {
             return Ok(dir_attr(1, 0));
         }
         let tree = lock(&self.tree);
         match tree.nodes.get(name) {
             Some(Node::Dir { ino, mtime }) => Ok(dir_attr(*ino, *mtime)),
-            Some(Node::Buffer(buffer)) => Ok(buffer.attr()),
+            Some(Node::Buffer(buffer)) => Ok(buffer.attr(who)),
             None => disk_attr(&self.on_disk(&tree, name, OFlags::PATH)?.1),
         }
     }
 
-    pub(crate) fn unlink(&self, name: &Name) -> Result<(), Errno> {
+    /// Removes a buffer. That changes what others find under its name, so it is for its owner and for those who may write it.
+    pub(crate) fn unlink(&self, name: &Name, who: &Who) -> Result<(), Errno> {
         let mut tree = lock(&self.tree);
         match tree.nodes.get(name) {
             Some(Node::Dir { .. }) => Err(Errno::ISDIR),
             Some(Node::Buffer(buffer)) => {
-                lock(&buffer.state).linked = false;
+                let mut state = lock(&buffer.state);
+                state.rights.check_name(who)?;
+                state.linked = false;
+                drop(state);
                 let freed = tree.nodes.remove(name);
                 drop(tree);
                 drop(freed);
@@ -395,7 +523,9 @@ impl Store {
         }
     }
 
-    pub(crate) fn rename(&self, from: &Name, to: &Name) -> Result<(), Errno> {
+    /// Gives a buffer or folder another name. All buffers whose names change, and one that is replaced, have to be the client's, or such that it may write
+    /// them.
+    pub(crate) fn rename(&self, from: &Name, to: &Name, who: &Who) -> Result<(), Errno> {
         let mut tree = lock(&self.tree);
         let node = match tree.nodes.get(from) {
             Some(node) => node.clone(),
@@ -409,6 +539,13 @@ impl Store {
             return Ok(());
         }
         self.check_parent(&tree, to)?;
+        let mut changed = tree.inside(from);
+        changed.extend([from.clone(), to.clone()]);
+        for name in changed {
+            if let Some(Node::Buffer(buffer)) = tree.nodes.get(&name) {
+                lock(&buffer.state).rights.check_name(who)?;
+            }
+        }
         match (&node, tree.nodes.get(to)) {
             (_, None) => {
                 if self.on_disk(&tree, to, OFlags::PATH).is_ok() {
@@ -471,7 +608,7 @@ impl Store {
     }
 
     /// Entries of a folder after a name, in byte order.
-    pub(crate) fn list(&self, name: &Name, after: &[u8]) -> Result<Vec<Entry>, Errno> {
+    pub(crate) fn list(&self, name: &Name, after: &[u8], who: &Who) -> Result<Vec<Entry>, Errno> {
         // The folder of the file system is read without the lock: it may have a million entries.
         let on_disk = self.disk_entries(name, after);
         let tree = lock(&self.tree);
@@ -499,7 +636,7 @@ impl Store {
             }
             let attr = match node {
                 Node::Dir { ino, mtime } => dir_attr(*ino, *mtime),
-                Node::Buffer(buffer) => buffer.attr(),
+                Node::Buffer(buffer) => buffer.attr(who),
             };
             found.insert(last.to_vec(), attr);
             if found.len() > MAX_ENTRIES && found.pop_last().is_some_and(|(most, _)| most == last) {
@@ -604,7 +741,8 @@ impl Store {
             let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
             memory.grow(attr.size)?;
             memory.fill_from(file, attr.size)?;
-            let buffer = Buffer::new(attr.ino, memory, attr.mtime, true, 0);
+            let rights = Rights::new(Who::default(), DISK_MODE);
+            let buffer = Buffer::new(attr.ino, memory, attr.mtime, true, rights, 0);
             *loaded = Arc::downgrade(&buffer);
             buffer
         };
@@ -672,6 +810,8 @@ fn dir_attr(ino: u64, mtime: u64) -> Attr {
         writable: true,
         mtime,
         ino,
+        mode: DIR_MODE,
+        rights: READ | WRITE,
         ..Attr::default()
     }
 }
@@ -695,6 +835,8 @@ fn disk_attr(stat: &Stat) -> Result<Attr, Errno> {
             .saturating_add(stat.st_mtime_nsec),
         ino: stat.st_ino,
         generation: 0,
+        mode: if kind.is_dir() { DIR_MODE } else { DISK_MODE },
+        rights: READ,
     })
 }
 

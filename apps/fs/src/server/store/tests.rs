@@ -6,7 +6,7 @@ fn name(text: &str) -> Name {
 }
 
 fn open(store: &Store, text: &str, flags: Flags) -> Result<Arc<Buffer>, Errno> {
-    match store.open(&name(text), flags, 0, false)? {
+    match store.open(&name(text), flags, 0, &Who::HOST, false)? {
         Opened::Buffer(buffer) => Ok(buffer),
         Opened::File(..) => panic!("nothing is lent"),
     }
@@ -29,10 +29,10 @@ fn the_last_close_frees_unless_buffers_are_kept() {
         let again = open(&store, "a", Flags::READ).unwrap();
         assert!(Arc::ptr_eq(&a, &again));
         store.close(&a, false);
-        assert_eq!(store.stat(&name("a")).unwrap().size, 5000);
+        assert_eq!(store.stat(&name("a"), &Who::HOST).unwrap().size, 5000);
         store.close(&again, false);
         drop((a, again));
-        assert_eq!(store.stat(&name("a")).is_ok(), keeps);
+        assert_eq!(store.stat(&name("a"), &Who::HOST).is_ok(), keeps);
         assert_eq!(store.quota.used(), if keeps { 5000 } else { 0 });
     }
 }
@@ -40,14 +40,14 @@ fn the_last_close_frees_unless_buffers_are_kept() {
 #[test]
 fn a_lent_buffer_is_freed_when_its_programs_are_done() {
     let store = Store::new(1 << 20, false, None).unwrap();
-    let Ok(Opened::File(lent, _)) = store.open(&name("a"), NEW, 4096, true) else {
+    let Ok(Opened::File(lent, _)) = store.open(&name("a"), NEW, 4096, &Who::HOST, true) else {
         panic!("it is made");
     };
     store.sweep();
-    assert_eq!(store.stat(&name("a")).unwrap().size, 4096);
+    assert_eq!(store.stat(&name("a"), &Who::HOST).unwrap().size, 4096);
     drop(lent);
     store.sweep();
-    assert_eq!(store.stat(&name("a")), Err(Errno::NOENT));
+    assert_eq!(store.stat(&name("a"), &Who::HOST), Err(Errno::NOENT));
     assert_eq!(store.quota.used(), 0);
 }
 
@@ -59,13 +59,13 @@ fn truncation_leaves_the_old_generation_to_its_readers() {
     let (generation, old) = a.current();
     a.truncate(10, &store.quota).unwrap();
     assert_ne!(a.current().0, generation);
-    assert_eq!((a.attr().size, old.size()), (10, 60_000));
+    assert_eq!((a.attr(&Who::HOST).size, old.size()), (10, 60_000));
     // Both count.
     assert_eq!(a.grow(50_000), Err(Errno::NOSPC));
     drop(old);
     a.grow(50_000).unwrap();
     a.truncate(70_000, &store.quota).unwrap();
-    assert_eq!(a.attr().size, 70_000);
+    assert_eq!(a.attr(&Who::HOST).size, 70_000);
 }
 
 #[test]
@@ -82,17 +82,28 @@ fn folders_and_names() {
     let exclusive = NEW.with(Flags::EXCLUSIVE);
     assert_eq!(open(&store, "dz", exclusive).err(), Some(Errno::EXIST));
     let root = Name::default();
-    assert_eq!(names(store.list(&root, b"").unwrap()), ["d", "d-", "dz"]);
-    assert_eq!(names(store.list(&root, b"d-").unwrap()), ["dz"]);
-    assert_eq!(names(store.list(&name("d"), b"").unwrap()), ["x"]);
+    assert_eq!(
+        names(store.list(&root, b"", &Who::HOST).unwrap()),
+        ["d", "d-", "dz"]
+    );
+    assert_eq!(names(store.list(&root, b"d-", &Who::HOST).unwrap()), ["dz"]);
+    assert_eq!(
+        names(store.list(&name("d"), b"", &Who::HOST).unwrap()),
+        ["x"]
+    );
     assert_eq!(store.rmdir(&name("d")), Err(Errno::NOTEMPTY));
-    store.rename(&name("d"), &name("e")).unwrap();
-    assert!(store.stat(&name("e/x")).is_ok() && store.stat(&name("d")).is_err());
-    assert_eq!(store.rename(&name("e"), &name("e/f")), Err(Errno::INVAL));
-    store.rename(&name("dz"), &name("e/x")).unwrap();
-    store.unlink(&name("e/x")).unwrap();
+    store.rename(&name("d"), &name("e"), &Who::HOST).unwrap();
+    assert!(
+        store.stat(&name("e/x"), &Who::HOST).is_ok() && store.stat(&name("d"), &Who::HOST).is_err()
+    );
+    assert_eq!(
+        store.rename(&name("e"), &name("e/f"), &Who::HOST),
+        Err(Errno::INVAL)
+    );
+    store.rename(&name("dz"), &name("e/x"), &Who::HOST).unwrap();
+    store.unlink(&name("e/x"), &Who::HOST).unwrap();
     store.rmdir(&name("e")).unwrap();
-    assert_eq!(names(store.list(&root, b"").unwrap()), ["d-"]);
+    assert_eq!(names(store.list(&root, b"", &Who::HOST).unwrap()), ["d-"]);
 }
 
 #[test]
@@ -107,7 +118,7 @@ fn files_of_the_folder_are_read_only_and_links_lead_nowhere() {
     let a = open(&store, "sub/f", Flags::READ).unwrap();
     let b = open(&store, "sub/f", Flags::READ).unwrap();
     assert!(Arc::ptr_eq(&a, &b), "loaded once");
-    assert_eq!((a.attr().size, store.quota.used()), (5, 5));
+    assert_eq!((a.attr(&Who::HOST).size, store.quota.used()), (5, 5));
     store.close(&a, false);
     store.close(&b, false);
     drop((a, b));
@@ -122,9 +133,15 @@ fn files_of_the_folder_are_read_only_and_links_lead_nowhere() {
         assert_eq!(open(&store, what, flags).err(), Some(error), "{what}");
     }
     open(&store, "sub/new", NEW).unwrap();
-    assert_eq!(names(store.list(&name("sub"), b"").unwrap()), ["f", "new"]);
-    assert_eq!(names(store.list(&Name::default(), b"").unwrap()), ["sub"]);
-    assert_eq!(store.unlink(&name("sub/f")), Err(Errno::ROFS));
+    assert_eq!(
+        names(store.list(&name("sub"), b"", &Who::HOST).unwrap()),
+        ["f", "new"]
+    );
+    assert_eq!(
+        names(store.list(&Name::default(), b"", &Who::HOST).unwrap()),
+        ["sub"]
+    );
+    assert_eq!(store.unlink(&name("sub/f"), &Who::HOST), Err(Errno::ROFS));
 }
 
 #[test]
@@ -140,7 +157,11 @@ fn a_list_has_the_buffers_beside_a_large_folder() {
     }
     let (mut all, mut after) = (Vec::new(), String::new());
     loop {
-        let part = names(store.list(&Name::default(), after.as_bytes()).unwrap());
+        let part = names(
+            store
+                .list(&Name::default(), after.as_bytes(), &Who::HOST)
+                .unwrap(),
+        );
         let Some(last) = part.last() else { break };
         after.clone_from(last);
         all.extend(part);
@@ -206,10 +227,17 @@ fn long_steps_of_one_client_leave_others_their_turn() {
     };
     big();
     let again = || open(&store, "big", NEW).unwrap();
-    let cut = |big: Arc<Buffer>| big.truncate(big.attr().size - 1, &store.quota).unwrap();
-    let list = |()| drop(store.list(&name("many"), b"").unwrap());
-    let remove = |()| store.unlink(&name("big")).unwrap();
-    let replace = |()| store.rename(&name("new"), &name("big")).unwrap();
+    let cut = |big: Arc<Buffer>| {
+        big.truncate(big.attr(&Who::HOST).size - 1, &store.quota)
+            .unwrap();
+    };
+    let list = |()| drop(store.list(&name("many"), b"", &Who::HOST).unwrap());
+    let remove = |()| store.unlink(&name("big"), &Who::HOST).unwrap();
+    let replace = |()| {
+        store
+            .rename(&name("new"), &name("big"), &Who::HOST)
+            .unwrap();
+    };
     let new = || {
         big();
         drop(open(&store, "new", NEW).unwrap());
@@ -243,8 +271,13 @@ fn a_rename_that_makes_a_name_too_long_moves_nothing() {
         store.mkdir(&name(&last)).unwrap();
         deep = last;
     }
-    store.rename(&name("d"), &name(&long("e"))).unwrap_err();
-    assert!(store.stat(&name("d/a")).is_ok() && store.stat(&name(&deep)).is_ok());
+    store
+        .rename(&name("d"), &name(&long("e")), &Who::HOST)
+        .unwrap_err();
+    assert!(
+        store.stat(&name("d/a"), &Who::HOST).is_ok()
+            && store.stat(&name(&deep), &Who::HOST).is_ok()
+    );
 }
 
 #[test]
@@ -256,7 +289,7 @@ fn empty_buffers_leave_descriptors_for_connections() {
         let want = if i < 2 { Ok(()) } else { Err(Errno::NFILE) };
         assert_eq!(opened, want);
     }
-    store.unlink(&name("0")).unwrap();
+    store.unlink(&name("0"), &Who::HOST).unwrap();
     open(&store, "x", NEW).unwrap();
 }
 
