@@ -752,8 +752,11 @@ fn a_request_that_comes_again_gets_the_same_answer_and_strangers_are_limited() {
     let request = requests.recv_timeout(PATIENCE).unwrap();
     let from = stranger.socket.local_addr().unwrap().ip();
     assert_eq!(request.addrs.0, SocketAddr::new(from, 99), "not as it says");
-    // While it waits, a repetition is not heard.
+    // While it waits, a repetition is not heard: the next answer is that of the request behind it.
     ask(1, 7176, &data);
+    ask(5, 7177, &data);
+    let next = stranger.answer();
+    assert_eq!((next.0, next.1), (75, status::UNSUPPORTED));
     request.accept(5, 6, b"hello").unwrap();
     let first = stranger.answer();
     assert_eq!((first.0, first.1, first.2, first.3), (71, 0, 5, 6));
