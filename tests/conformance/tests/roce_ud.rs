@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -385,6 +386,48 @@ fn trains_arrive_whole_and_in_order() {
     assert_eq!(qa.outstanding(), 1);
 }
 
+/// A program that polls, and posts one by one: what is put off is sent with the next poll, or when its queue pair goes.
+#[test]
+fn bursts_of_single_posts_arrive_whole() {
+    const BURST: u64 = 20;
+    let (a, b) = (Side::new(), Side::new());
+    let qb = b.qp();
+    for round in 0..100_u64 {
+        let qa = a.qp();
+        let to = a.to(&b, &qb);
+        for id in 0..BURST {
+            qb.post_recv(&[b.receive(id, id as usize * 64, 64)])
+                .unwrap();
+        }
+        let mut out = [Wc::default(); 32];
+        for n in 0..BURST {
+            // The lease of the port begins with the first post, which its queues learn from.
+            if n == 1 {
+                for _ in 0..50 {
+                    a.cq.poll(&mut out).unwrap();
+                }
+            }
+            let bytes = (round * BURST + n).to_be_bytes();
+            qa.post_send(&SendWr::send(n).inline(&bytes), &to, false)
+                .unwrap();
+        }
+        match round % 3 {
+            0 => drop(qa),
+            1 => qa.to_error(),
+            _ => {
+                while qa.outstanding() > 0 {
+                    a.cq.poll(&mut out).unwrap();
+                }
+            }
+        }
+        for n in 0..BURST {
+            assert_eq!(b.wait().ok().unwrap().wr_id, n);
+            let bytes = b.mr.to_vec(n as usize * 64 + GRH, 8).unwrap();
+            assert_eq!(bytes, (round * BURST + n).to_be_bytes(), "round {round}");
+        }
+    }
+}
+
 #[test]
 fn the_error_state_flushes_and_a_queue_pair_that_has_gone_is_silent() {
     let (a, b) = (Side::new(), Side::new());
@@ -709,8 +752,11 @@ fn a_request_that_comes_again_gets_the_same_answer_and_strangers_are_limited() {
     let request = requests.recv_timeout(PATIENCE).unwrap();
     let from = stranger.socket.local_addr().unwrap().ip();
     assert_eq!(request.addrs.0, SocketAddr::new(from, 99), "not as it says");
-    // While it waits, a repetition is not heard.
+    // While it waits, a repetition is not heard: the next answer is that of the request behind it.
     ask(1, 7176, &data);
+    ask(5, 7177, &data);
+    let next = stranger.answer();
+    assert_eq!((next.0, next.1), (75, status::UNSUPPORTED));
     request.accept(5, 6, b"hello").unwrap();
     let first = stranger.answer();
     assert_eq!((first.0, first.1, first.2, first.3), (71, 0, 5, 6));
@@ -749,4 +795,80 @@ fn a_request_that_comes_again_gets_the_same_answer_and_strangers_are_limited() {
     // In each second, the first and the last of which are not whole.
     let seconds = begun.elapsed().as_secs() + 2;
     assert!(answers <= 512 * seconds, "{answers} in {seconds} s");
+}
+
+/// On a slow interface the socket is full most of the time.
+#[test]
+fn what_the_socket_has_no_room_for_waits() {
+    let me = std::env::current_exe().unwrap();
+    let done = Command::new("unshare")
+        .args(["--net", "--"])
+        .arg(me)
+        .args(["--exact", "roce_ud::in_a_slow_network", "--ignored"])
+        .arg("--nocapture")
+        .output();
+    let text = match &done {
+        Ok(done) => String::from_utf8_lossy(&[&done.stdout[..], &done.stderr].concat()).into(),
+        Err(error) => error.to_string(),
+    };
+    if text.contains("unshare: unshare failed") || done.is_err() {
+        return eprintln!("skipped: no network namespace may be made here: {text}");
+    }
+    assert!(done.unwrap().status.success(), "{text}");
+}
+
+#[test]
+#[ignore = "in a network namespace, which the other test makes"]
+fn in_a_slow_network() {
+    const MESSAGES: u64 = 2000;
+    const LEN: usize = 4096;
+    let run = |line: &str| {
+        let words: Vec<_> = line.split(' ').collect();
+        let done = Command::new(words[0]).args(&words[1..]).status();
+        done.is_ok_and(|status| status.success())
+    };
+    let slow = "tc qdisc add dev lo root tbf rate 200mbit burst 100kb latency 10s";
+    if !run("ip link set lo up") || !run(slow) {
+        return eprintln!("skipped: `{slow}` does not work here");
+    }
+    let (a, b) = (Side::new(), Side::new());
+    let (qa, qb) = (a.qp_with(|init| init.max_send_wr = 256), b.qp());
+    let to = a.to(&b, &qb);
+    let receive = |id: u64| {
+        let at = (id % 100) as usize * (GRH + LEN);
+        qb.post_recv(&[b.receive(id, at, GRH + LEN)]).unwrap();
+    };
+    (0..100).for_each(receive);
+    let (mut posted, mut sent, mut received, mut waited) = (0, 0, 0, 0);
+    let mut out = [Wc::default(); 16];
+    let begun = Instant::now();
+    while sent < MESSAGES || received < MESSAGES {
+        assert!(begun.elapsed() < PATIENCE, "{sent}, {received}");
+        while posted < MESSAGES && posted - sent < 256 {
+            let at = (posted % 256) as usize * LEN;
+            a.mr.write(at, &posted.to_be_bytes()).unwrap();
+            let wr = SendWr::send(posted).sge(a.mr.sge(at, LEN));
+            // Some are in trains.
+            qa.post_send(&wr.signaled(), &to, posted % 4 != 0).unwrap();
+            posted += 1;
+        }
+        qa.no_more();
+        waited += u64::from(qa.outstanding() > 0);
+        let n = a.cq.poll(&mut out).unwrap();
+        for wc in &out[..n] {
+            assert_eq!(wc.ok().unwrap().wr_id, sent);
+            sent += 1;
+        }
+        let n = b.cq.poll(&mut out).unwrap();
+        for wc in &out[..n] {
+            assert_eq!(wc.ok().unwrap().wr_id, received);
+            assert_eq!(wc.byte_len as usize, GRH + LEN);
+            let at = (received % 100) as usize * (GRH + LEN) + GRH;
+            assert_eq!(b.mr.to_vec(at, 8).unwrap(), received.to_be_bytes());
+            receive(received + 100);
+            received += 1;
+        }
+    }
+    assert!(waited > 0, "the socket had always room");
+    assert_eq!((qa.outstanding(), qa.counters().sent), (0, MESSAGES));
 }

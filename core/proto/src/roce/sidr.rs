@@ -1,4 +1,4 @@
-//! One question of service ID resolution (12.8): SIDR_REQ is sent again until SIDR_REP comes, which names the datagram queue pair of a service.
+//! One question of service ID resolution (12.8): `SIDR_REQ` is sent again until `SIDR_REP` comes, which names the datagram queue pair of a service.
 //!
 //! The side that answers has no machine: a request that comes again gets the same answer.
 //!
@@ -22,7 +22,7 @@ pub enum Outcome {
     Found {
         /// Its number.
         qp: u32,
-        /// Its Q_Key.
+        /// Its `Q_Key`.
         qkey: u32,
         /// The program's private data.
         private_data: Vec<u8>,

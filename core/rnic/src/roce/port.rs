@@ -370,6 +370,16 @@ impl PortInner {
         self.owner.get().and_then(Weak::upgrade).map(RocePort)
     }
 
+    /// Whether a thread polls it, which sends what was put off with its next poll.
+    pub(super) fn is_polled(&self) -> bool {
+        self.lease.is_polled()
+    }
+
+    /// Changes with each poll that finds nothing.
+    pub(super) fn polls(&self) -> u32 {
+        self.lease.polls()
+    }
+
     /// The engine looks at the connections of the manager at that time.
     pub(super) fn watch_manager(&self, at: Instant) {
         let timer = {

@@ -22,6 +22,7 @@ use weft_mem::KeyLock;
 use weft_proto::dgram::Config;
 use weft_wire::dgram;
 
+mod burst;
 mod drive;
 mod echo;
 mod flow;
@@ -35,6 +36,7 @@ mod reliable;
 mod room;
 mod send;
 
+pub(crate) use burst::Burst;
 use echo::Echo;
 use inbound::{Counters, Inbound};
 pub use local::UdLocalPeer;

@@ -4,13 +4,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use weft_mem::{Access, Keys, MemError, Table};
 use weft_proto::dgram::cut;
 use weft_sys::udp::TRAIN;
 use weft_wire::dgram::{self, Segment, Target};
 
+use super::burst::Burst;
 use super::local::Pipe;
 use super::{OWN_QKEY, UD_MTU, UdDest, UdError, UdErrorKind, UdInner};
 use crate::comp_counters::CompCounters;
@@ -23,10 +24,6 @@ use crate::types::{
 /// Datagrams that are not longer than [`LONG`] ask for room for so many at once.
 pub(super) const AHEAD: usize = 8;
 pub(super) const LONG: usize = 4096;
-/// So many posts of a burst are sent at once, before further ones are taken for the rest of a long one.
-const AT_ONCE: u32 = 2;
-/// A program that takes longer than that between two posts is computing, and may continue so after the second one.
-const PAUSE: Duration = Duration::from_micros(4);
 /// Most bytes of a train.
 const TRAIN_BYTES: usize = 65_000;
 
@@ -124,37 +121,6 @@ impl Train {
         self.bytes.clear();
         (self.gone, self.count, self.closed, self.held) = (0, 0, false, false);
         self.pipe = None;
-    }
-}
-
-/// Posts of one length to one destination, with neither a poll nor much time between them.
-#[derive(Default)]
-struct Burst {
-    to: Option<UdDest>,
-    len: u32,
-    polls: u32,
-    count: u32,
-    /// When the last post was over.
-    last: Option<Instant>,
-}
-
-impl Burst {
-    fn add(&mut self, to: &UdDest, len: u32, polls: u32) {
-        let goes_on = self.len == len
-            && self.polls == polls
-            && self.to.as_ref() == Some(to)
-            && self.last.is_some_and(|last| last.elapsed() < PAUSE);
-        if goes_on {
-            self.count += 1;
-            return;
-        }
-        *self = Burst {
-            to: Some(*to),
-            len,
-            polls,
-            count: 1,
-            last: None,
-        };
     }
 }
 
@@ -269,7 +235,7 @@ impl UdInner {
             self.finish_train(&mut sends);
         }
         if self.gather {
-            sends.burst.last = Some(Instant::now());
+            sends.burst.posted();
         }
         drop(sends);
         begun?;
@@ -285,7 +251,7 @@ impl UdInner {
         }
         let Sends { train, burst, .. } = sends;
         burst.add(to, len, self.polls());
-        let holds = burst.count > AT_ONCE
+        let holds = burst.is_long()
             && train.count > 0
             && !train.closed
             && sends.waiting.is_empty()

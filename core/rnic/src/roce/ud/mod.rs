@@ -279,7 +279,8 @@ impl RoceUdQp {
 
     /// Posts a [`SendOp::Send`](crate::SendOp::Send) or [`SendOp::SendImm`](crate::SendOp::SendImm). It is complete when the kernel has its packet,
     /// which it mostly has when this returns. `to` has our address and port 4791. With `more`, another post follows at once: packets of one length for
-    /// one destination go together then.
+    /// one destination go together then. So do the third and later ones of a program that posts one by one while a thread polls, as with
+    /// [`UdInit::gather`](crate::UdInit::gather).
     ///
     /// # Errors
     /// [`PostError`], with index 0. On a queue pair in the error state requests are taken, and flushed. Earlier posts with `more` are sent.
@@ -288,7 +289,7 @@ impl RoceUdQp {
         self.inner.post(wr, to, more).map_err(refused)
     }
 
-    /// Sends what waits for another post: there is none.
+    /// Sends what waits for another post, or for the next poll.
     pub fn no_more(&self) {
         self.inner.send_staged();
     }
@@ -320,6 +321,7 @@ impl RoceUdQp {
 
     /// Flushes all outstanding requests and all that are posted later; packets are dropped.
     pub fn to_error(&self) {
+        self.inner.send_staged();
         let error = QpState::Error as u8;
         self.inner.state.store(error, Ordering::Release);
         self.inner.flush_sends();
@@ -370,6 +372,7 @@ impl Drop for RoceUdQp {
         for port in &polled {
             inner.detach_port(port.inner());
         }
+        inner.send_staged();
         inner.sends.lock().end();
         // A thread with a packet for it finishes before this, or drops it.
         inner.inbound.lock().live = false;

@@ -13,9 +13,10 @@ use super::super::scope_of;
 use super::super::train::{Course, Full, Train};
 use super::{Inner, NO_QKEY, is_at};
 use crate::comp_counters::CompCounters;
+use crate::cq::CqInner;
 use crate::lock::add_alone;
 use crate::types::{PostReason, QpState, SendOp, SendWr, Wc, WcOpcode, WcStatus};
-use crate::ud::{OWN_QKEY, UdDest};
+use crate::ud::{Burst, OWN_QKEY, UdDest};
 
 /// Bytes of the headers without immediate data.
 const HEADERS: usize = BTH_LEN + 8;
@@ -30,6 +31,9 @@ pub(super) struct Sends {
     way: Option<Way>,
     /// Sends whose packets are in the train.
     staged: VecDeque<Staged>,
+    burst: Burst,
+    /// The train waits for the coming poll, whose thread calls `Member::resume`.
+    held: bool,
     /// Sends that could not go out, oldest first.
     waiting: VecDeque<(SendWr, UdDest)>,
     /// The socket has no room; `Member::resume` comes when it has.
@@ -85,6 +89,8 @@ impl Sends {
             train: Train::default(),
             way: None,
             staged: VecDeque::new(),
+            burst: Burst::default(),
+            held: false,
             waiting: VecDeque::new(),
             blocked: false,
             silent: 0,
@@ -146,15 +152,49 @@ impl Inner {
             let mut sends = self.sends.lock();
             let posted = self.check(wr).and_then(|len| {
                 let way = self.way(&sends, to)?;
-                self.begin(&mut sends, wr, to, &way, len)
+                self.begin(&mut sends, wr, to, &way, len)?;
+                Ok((way, len))
             });
-            if !more || posted.is_err() {
+            let stays = match &posted {
+                Ok((way, len)) => more || self.holds(&mut sends, to, way, *len),
+                Err(_) => false,
+            };
+            if !stays {
                 self.finish(&mut sends);
             }
-            posted
+            if !more {
+                sends.burst.posted();
+            }
+            posted.map(drop)
         };
         self.call_hooks();
         posted
+    }
+
+    /// Whether the train may wait for the coming poll: its program posts in bursts. The first packets of a burst are sent at once, and so is a shorter
+    /// one, which ends it.
+    fn holds(self: &Arc<Self>, sends: &mut Sends, to: &UdDest, way: &Way, len: u32) -> bool {
+        let taken = |cq: &CqInner| cq.taken.load(Ordering::Relaxed);
+        let found = taken(&self.send_cq).wrapping_add(taken(&self.recv_cq));
+        sends
+            .burst
+            .add(to, len, found.wrapping_add(way.port.polls()));
+        let holds = sends.burst.is_long()
+            && sends.waiting.is_empty()
+            && !sends.blocked
+            && !sends.train.is_empty()
+            && !sends.train.closed
+            && way.port.is_polled();
+        if holds {
+            if !std::mem::replace(&mut sends.held, true) {
+                let member = Arc::downgrade(self);
+                way.port.wait(member, true);
+            }
+            for cq in self.queues() {
+                cq.deferred.store(true, Ordering::Relaxed);
+            }
+        }
+        holds
     }
 
     pub(super) fn send_staged(self: &Arc<Self>) {
@@ -347,7 +387,7 @@ impl Inner {
     /// The socket may have room.
     pub(super) fn send_waiting(self: &Arc<Self>) {
         let mut sends = self.sends.lock();
-        sends.blocked = false;
+        (sends.blocked, sends.held) = (false, false);
         if self.flush(&mut sends).is_err() {
             return;
         }

@@ -1,14 +1,18 @@
 //! Identifiers for datagrams on RoCE: the messages of InfiniBand's connection manager that find a queue pair, by `core/rnic`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_verbs::cm::{Found, LookupError, ServicePort};
-use weft_verbs::{RoceLookup, RoceLookupRequest, RoceServing};
+use weft_verbs::ext::DeviceExt;
+use weft_verbs::{RoceLookup, RoceLookupRequest, RocePort, RoceServing};
 
 use super::device::Nic;
 use super::roce_link::{addresses, scope};
+use super::stages::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
+use crate::verbs::object::lock;
 use crate::verbs::roce;
 
 /// Listens until it is dropped: on each address, while the port number stays taken.
@@ -51,10 +55,65 @@ pub(super) fn serve(
     })
 }
 
+type OnAnswer = Box<dyn FnOnce(Result<Found, LookupError>) + Send>;
+
 /// A question under way, from a port number that stays taken.
 pub(super) struct RoceInquiry {
     _port: ServicePort,
-    _lookup: RoceLookup,
+    _lookup: Arc<Mutex<Option<RoceLookup>>>,
+}
+
+/// A question, which is repeated where nobody listened yet, as [`PATIENCE`] says.
+#[derive(Clone)]
+struct Question {
+    nic: Nic,
+    at: RocePort,
+    from: u16,
+    dst: SocketAddr,
+    private_data: Arc<[u8]>,
+    until: Instant,
+    pause: Duration,
+    /// Those of [`RoceInquiry`]: once it has gone, no answer is wanted.
+    lookup: Weak<Mutex<Option<RoceLookup>>>,
+    on_answer: Arc<Mutex<Option<OnAnswer>>>,
+}
+
+impl Question {
+    fn ask(self) -> Result<(), Errno> {
+        let Some(place) = self.lookup.upgrade() else {
+            return Ok(());
+        };
+        // Held until the lookup is in its place: the answer may come before.
+        let mut place = lock(&place);
+        let to = (self.dst, scope(self.dst));
+        let (at, from) = (self.at.clone(), self.from);
+        let private_data = Arc::clone(&self.private_data);
+        let lookup = at.look_up(to, from, &private_data, move |answer| self.hear(answer));
+        *place = Some(lookup.map_err(crate::verbs::errno)?);
+        Ok(())
+    }
+
+    fn hear(mut self, answer: Result<Found, LookupError>) {
+        let unseen = answer == Err(LookupError::NoService);
+        if !unseen || Instant::now() >= self.until {
+            return self.tell(answer);
+        }
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        let device = self.nic.native.clone();
+        device.after(pause, move || {
+            if self.clone().ask().is_err() {
+                self.tell(answer);
+            }
+        });
+    }
+
+    fn tell(&self, answer: Result<Found, LookupError>) {
+        let on_answer = lock(&self.on_answer).take();
+        if let Some(on_answer) = on_answer {
+            on_answer(answer);
+        }
+    }
 }
 
 /// Asks the listener at `dst` for a queue pair.
@@ -70,11 +129,21 @@ pub(super) fn look_up(
     on_answer: impl FnOnce(Result<Found, LookupError>) + Send + 'static,
 ) -> Result<RoceInquiry, Errno> {
     let from = port.local_addr();
-    let at = roce::port(&nic.native, src.to_canonical(), scope(from))?;
-    let to = (dst, scope(dst));
-    let lookup = at.look_up(to, from.port(), private_data, on_answer);
+    let lookup = Arc::default();
+    let question = Question {
+        nic: nic.clone(),
+        at: roce::port(&nic.native, src.to_canonical(), scope(from))?,
+        from: from.port(),
+        dst,
+        private_data: private_data.into(),
+        until: Instant::now() + PATIENCE,
+        pause: FIRST_PAUSE,
+        lookup: Arc::downgrade(&lookup),
+        on_answer: Arc::new(Mutex::new(Some(Box::new(on_answer)))),
+    };
+    question.ask()?;
     Ok(RoceInquiry {
         _port: port,
-        _lookup: lookup.map_err(crate::verbs::errno)?,
+        _lookup: lookup,
     })
 }
