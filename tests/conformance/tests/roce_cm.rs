@@ -113,17 +113,8 @@ impl Stranger {
             local_gid: gid(self.ip),
             remote_gid: gid(self.to),
             ack_timeout: 14,
-            private_data: Box::leak(Box::new(self.ip_header(self.ip, self.to))),
+            private_data: Box::leak(Box::new(ip_header(self.ip, self.to))),
         }
-    }
-
-    fn ip_header(&self, src: IpAddr, dst: IpAddr) -> [u8; IpHeader::LEN] {
-        let header = IpHeader {
-            port: 4711,
-            src,
-            dst,
-        };
-        header.emit()
     }
 
     /// The answer to a request that was accepted: our number of it, and the victim's.
@@ -134,6 +125,15 @@ impl Stranger {
             other => panic!("{other:?}"),
         }
     }
+}
+
+fn ip_header(src: IpAddr, dst: IpAddr) -> [u8; IpHeader::LEN] {
+    let header = IpHeader {
+        port: 4711,
+        src,
+        dst,
+    };
+    header.emit()
 }
 
 fn end() -> End {
@@ -163,10 +163,7 @@ fn requests_that_do_not_fit_or_were_not_seen_are_refused() {
     };
     let gid = v4.to_ipv6_mapped().octets();
     let mine = stranger.req();
-    let headers = [
-        stranger.ip_header(other, stranger.to),
-        stranger.ip_header(stranger.ip, other),
-    ];
+    let headers = [ip_header(other, stranger.to), ip_header(stranger.ip, other)];
     let misfits: [(&str, u16, Req<'_>); 11] = [
         (
             "another sender's GID",

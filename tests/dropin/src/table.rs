@@ -70,7 +70,7 @@ const PROGRAMS: &[Program] = &[
     talks("qperf", "qperf", "`-cm 1`, without which it joins queue pairs by LID, which RoCE devices do not have: `rc_*`, `ver_rc_*`"),
     looks("libfabric-bin", "fi_info", ""),
     talks("libfabric-bin", "fi_pingpong", "`-p verbs -e msg`"),
-    talks("openmpi-bin", "mpirun.openmpi", "over libfabric: `verbs;ofi_rxm` on `weft0`; `verbs;ofi_rxd`, datagrams alone, on `weft_ib0`"),
+    talks("openmpi-bin", "mpirun.openmpi", "over libfabric: `verbs;ofi_rxm` on `weft0`; `verbs;ofi_rxd`, datagrams alone, on `weft_ib0`; over UCX on `weft_ib0` with `--wire roce`"),
     talks("mpich", "mpirun.mpich", "over UCX: `rc_verbs,ud_verbs`; `ud_verbs`, datagrams alone"),
     talks("ucx-utils", "ucx_perftest", "tags, streams, active messages, put, get, atomics over `rc_verbs,ud_verbs`; either alone"),
     talks("fio", "fio", "engine `rdma`: write, read; send on `weft_ib0`"),
@@ -142,7 +142,8 @@ impl Ran {
                 None => return None,
             },
         };
-        let network = env("WEFT_LOCAL").is_some_and(|local| local == "off");
+        let set = |name: &str, value: &str| env(name).is_some_and(|is| is == value);
+        let network = set("WEFT_LOCAL", "off") || set("WEFT_IB_WIRE", "roce");
         let mut marks = Marks::default();
         for (at, device) in DEVICES.iter().enumerate() {
             if used.contains(device) && listed.contains(device) {

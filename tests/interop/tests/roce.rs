@@ -61,6 +61,7 @@ fn in_a_network_of_its_own() {
     ip(&format!("addr add {HOST}/24 dev {TAP}"));
     ip(&format!("link set {TAP} up"));
     needs_its_port_and_its_way();
+    two_processes();
     let mut guest = match Guest::boot_on(TAP) {
         Ok(guest) => guest,
         Err(why) => return say(&format!("skipped: {why}")),
@@ -102,6 +103,7 @@ fn in_a_network_of_its_own() {
     programs(&mut guest);
     managed_programs(&mut guest);
     groups(&mut guest);
+    bad_network(&mut guest);
 }
 
 /// A program of ours for the guest, which has its libraries.
@@ -152,9 +154,43 @@ fn groups(guest: &mut Guest) {
     say("mckey: in both roles");
 }
 
+/// What the guest sends is lost, delayed and overtaken: one packet in fifty, and one in four.
+fn bad_network(guest: &mut Guest) {
+    if !have(PROGRAMS) || !have(MANAGED) {
+        return;
+    }
+    guest.must(
+        "/usr/bin/tc qdisc add dev eth0 root netem delay 2ms reorder 25% 50% loss 2%",
+        LIMIT,
+    );
+    let weft = weft();
+    let (gid, rping) = (gid_of_guest(guest), "-C 50 -V -S 20000");
+    managed(
+        guest,
+        &weft,
+        &format!("rping -s {rping} -a"),
+        &format!("rping -c {rping} -a"),
+    );
+    for line in [
+        "ib_send_bw -F -n 100 -s 65536",
+        "ib_write_bw -F -n 100 -s 65536",
+        "ib_read_bw -F -n 100 -s 65536",
+    ] {
+        both_roles(guest, &weft, line, &gid);
+    }
+    let seen = guest.must("/usr/bin/tc -s qdisc show dev eth0", LIMIT);
+    guest.must("/usr/bin/tc qdisc del dev eth0 root", LIMIT);
+    let dropped = seen.split("dropped ").nth(1).unwrap_or_default();
+    assert!(!dropped.starts_with("0,"), "nothing was lost: {seen}");
+    say(&format!(
+        "a bad network: dropped {}",
+        dropped.lines().next().unwrap_or_default()
+    ));
+}
+
 /// Programs of `rdma_cm`: here on our libraries, in the guest on `rxe`, each in both roles.
 fn managed_programs(guest: &mut Guest) {
-    if !have(&[("rping", "rdmacm-utils"), ("ib_write_bw", "perftest")]) {
+    if !have(MANAGED) {
         return;
     }
     let weft = weft();
@@ -176,42 +212,51 @@ fn managed_programs(guest: &mut Guest) {
             "ib_send_lat -R -F -n 100 -c UD",
         ),
         ("udaddy -C 50 -S 1000 -b", "udaddy -C 50 -S 1000 -s"),
+        (
+            "ucmatose -c 10 -C 20 -S 5000 -b",
+            "ucmatose -c 10 -C 20 -S 5000 -s",
+        ),
     ] {
-        let to = |line: &str, ip: &str| {
-            if line.ends_with(" -a") {
-                format!("{line} {ip} -p 7176")
-            } else if names(line) {
-                format!("{line} {ip}")
-            } else {
-                format!("{line} -p 7176 {ip}")
-            }
-        };
-        let at = |line: &str, ip: &str| {
-            let ip = if names(line) { ip } else { "" };
-            to(line, ip)
-        };
-        let here = weft.start(&at(server, HOST));
-        let there = retry_guest(guest, &to(client, HOST));
-        let here = here.end();
-        assert!(
-            there.status == 0,
-            "{client} in the guest: {}\n{}",
-            there.text,
-            here.show()
-        );
-        // rping's server ends with an error when its client has gone.
-        if !server.starts_with("rping") {
-            here.good();
-        }
-        let running = guest.start(&format!("timeout 100 {}", at(server, GUEST)));
-        let here = retry_program(&weft, &to(client, GUEST));
-        let there = guest.finish(&running, LIMIT);
-        here.good();
-        say(&format!(
-            "{client} with rdma_cm: in both roles ({})",
-            there.status
-        ));
+        managed(guest, &weft, server, client);
     }
+}
+
+/// One program of `rdma_cm` in both roles. A line that ends with an option gets the server's address there, and behind it the port.
+fn managed(guest: &mut Guest, weft: &Weft, server: &str, client: &str) {
+    let is_named = |line: &str| {
+        line.rsplit(' ')
+            .next()
+            .is_some_and(|word| word.starts_with('-'))
+    };
+    let to = |line: &str, ip: &str| {
+        if is_named(line) {
+            format!("{line} {ip} -p 7176")
+        } else {
+            format!("{line} -p 7176 {ip}")
+        }
+    };
+    let at = |line: &str, ip: &str| to(line, if is_named(line) { ip } else { "" });
+    let here = weft.start(&at(server, HOST));
+    let there = retry_guest(guest, &to(client, HOST));
+    let here = here.end();
+    assert!(
+        there.status == 0,
+        "{client} in the guest: {}\n{}",
+        there.text,
+        here.show()
+    );
+    // rping's server ends with an error when its client has gone.
+    if !server.starts_with("rping") {
+        here.good();
+    }
+    let running = guest.start(&format!("timeout 100 {}", at(server, GUEST)));
+    let here = retry_program(weft, &to(client, GUEST));
+    let there = guest.finish(&running, LIMIT);
+    here.good();
+    say(&format!(
+        "{client} with rdma_cm: in both roles ({})",
+        there.status
+    ));
 }
 
 /// Until our server listens.
@@ -269,20 +314,116 @@ fn needs_its_port_and_its_way() {
     assert!(text.contains("RoCE has no encryption"), "{text}");
 }
 
+const PROGRAMS: &[(&str, &str)] = &[
+    ("ib_write_bw", "perftest"),
+    ("ibv_rc_pingpong", "ibverbs-utils"),
+];
+const MANAGED: &[(&str, &str)] = &[
+    ("rping", "rdmacm-utils"),
+    ("ucmatose", "rdmacm-utils"),
+    ("ib_write_bw", "perftest"),
+];
+
+/// The index of the guest's GID that is its IPv4 address.
+fn gid_of_guest(guest: &mut Guest) -> String {
+    let gid = "for i in 0 1 2 3; do case $(cat /sys/class/infiniband/rxe0/ports/1/gids/$i) in *ffff:*) echo $i;; esac; done";
+    guest.must(gid, LIMIT).trim().to_owned()
+}
+
+/// UDP datagrams that this network namespace has sent.
+fn datagrams() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/snmp").expect("/proc");
+    let values = text.lines().filter(|line| line.starts_with("Udp:")).nth(1);
+    let sent = values.and_then(|line| line.split(' ').nth(4)?.parse().ok());
+    sent.expect("a counter")
+}
+
+/// Programs on two addresses of this host, one process each: that of `rdma_cm`, UCX, and MPI on UCX.
+fn two_processes() {
+    const MPI: [(&str, &str, &str); 2] = [
+        ("mpirun.openmpi", "openmpi-bin", "mpicc.openmpi"),
+        ("mpirun.mpich", "mpich", "mpicc.mpich"),
+    ];
+    let at = |gid: &str| {
+        weft()
+            .env("UCX_IB_GID_INDEX", gid)
+            .env("UCX_TLS", "rc_verbs,ud_verbs,self")
+            .env("UCX_NET_DEVICES", "weft_ib0:1")
+    };
+    let (one, two) = (at("1"), at("2"));
+    let wire = |what: &str, before: u64| {
+        let sent = datagrams() - before;
+        assert!(sent > 100, "{what}: {sent} datagrams");
+        say(&format!(
+            "{what} between two processes: {sent} datagrams or trains"
+        ));
+    };
+    if have(&[("ucmatose", "rdmacm-utils")]) {
+        let before = datagrams();
+        let line = "ucmatose -c 10 -C 20 -S 5000 -p 7176 -b";
+        let server = two.start(&format!("{line} 127.0.0.2"));
+        let client = retry_program(&one, &format!("{line} 127.0.0.1 -s 127.0.0.2"));
+        client.good();
+        server.end().good();
+        wire("ucmatose", before);
+    }
+    if have(&[("ucx_perftest", "ucx-utils")]) {
+        for line in [
+            "ucx_perftest -d weft_ib0:1 -x rc_verbs -n 500 -t am_lat -D zcopy",
+            "ucx_perftest -d weft_ib0:1 -x rc_verbs -n 500 -s 65536 -t put_bw -D zcopy",
+            "ucx_perftest -d weft_ib0:1 -x rc_verbs -n 500 -s 65536 -t get -D zcopy",
+            "ucx_perftest -n 500 -s 65536 -t tag_bw",
+            "ucx_perftest -n 500 -s 65536 -t ucp_put_bw",
+            "ucx_perftest -n 500 -s 65536 -t ucp_get",
+        ] {
+            let before = datagrams();
+            let server = two.start(&format!("{line} -p 13338")).listens(13338);
+            let client = one.run(&format!("{line} -p 13338 127.0.0.1"));
+            client.good().says("Final:");
+            drop(server);
+            wire(line, before);
+        }
+    }
+    for (run, package, compiler) in MPI {
+        if !have(&[(run, package), (compiler, "libopenmpi-dev, libmpich-dev")]) {
+            continue;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("exchange").display().to_string();
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/exchange.c");
+        Weft::bare()
+            .run(&format!("{compiler} -o {program} {source}"))
+            .good();
+        let ranks = ["1", "2"].map(|gid| {
+            let set = match run {
+                "mpirun.mpich" => format!("-env UCX_IB_GID_INDEX {gid}"),
+                _ => format!("-x UCX_IB_GID_INDEX={gid}"),
+            };
+            format!("-np 1 {set} {program}")
+        });
+        let options = match run {
+            "mpirun.mpich" => "",
+            _ => "--oversubscribe --mca pml ucx --mca osc ^ucx --mca oob_tcp_if_include lo ",
+        };
+        let weft = at("1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        let before = datagrams();
+        let done = weft.run(&format!("{run} {options}{}", ranks.join(" : ")));
+        done.good()
+            .says("rank 0 has what it was sent")
+            .says("rank 1 has what it was sent");
+        wire(run, before);
+    }
+}
+
 /// Programs that join queue pairs by number: here on our libraries, in the guest on `rxe`, each in both roles.
 fn programs(guest: &mut Guest) {
-    const PROGRAMS: &[(&str, &str)] = &[
-        ("ib_write_bw", "perftest"),
-        ("ibv_rc_pingpong", "ibverbs-utils"),
-    ];
     if !have(PROGRAMS) {
         return;
     }
     let weft = weft();
-    // The guest's GID that is its IPv4 address.
-    let gid = "for i in 0 1 2 3; do case $(cat /sys/class/infiniband/rxe0/ports/1/gids/$i) in *ffff:*) echo $i;; esac; done";
-    let gid = guest.must(gid, LIMIT);
-    let gid = gid.trim().to_owned();
+    let gid = gid_of_guest(guest);
     // The guest has no programs for atomics, nor this one for datagrams.
     for program in ["ib_atomic_bw", "ib_atomic_lat", "ibv_ud_pingpong"] {
         put(guest, &format!("/usr/bin/{program}"));
@@ -304,29 +445,34 @@ fn programs(guest: &mut Guest) {
         "/usr/bin/ib_atomic_bw -F -n 200",
         "/usr/bin/ib_atomic_lat -F -n 200 -A CMP_AND_SWAP",
     ] {
-        let index = if line.contains("ibv_") { "-g" } else { "-x" };
-        let ours = format!("{line} -d weft_ib0 {index} 0");
-        let theirs = format!("timeout 100 {line} -d rxe0 {index} {gid}");
-        let here = weft.start(&ours).listens(18515);
-        let there = guest.run(&format!("{theirs} {HOST}"), LIMIT);
-        if there.status != 0 {
-            here.interrupt();
-            panic!("{line}, client in the guest: {}", there.text);
-        }
-        let here = here.end();
-        here.good();
-        let running = guest.start(&theirs);
-        let here = retry_program(&weft, &format!("{ours} {GUEST}"));
-        let there = guest.finish(&running, LIMIT);
-        assert!(
-            there.status == 0,
-            "{line}, server in the guest: {}\n{}",
-            there.text,
-            here.show()
-        );
-        here.good();
-        say(&format!("{line}: in both roles"));
+        both_roles(guest, &weft, line, &gid);
     }
+}
+
+/// One program that joins queue pairs by number.
+fn both_roles(guest: &mut Guest, weft: &Weft, line: &str, gid: &str) {
+    let index = if line.starts_with("ibv") { "-g" } else { "-x" };
+    let ours = format!("{line} -d weft_ib0 {index} 0");
+    let theirs = format!("timeout 100 {line} -d rxe0 {index} {gid}");
+    let here = weft.start(&ours).listens(18515);
+    let there = guest.run(&format!("{theirs} {HOST}"), LIMIT);
+    if there.status != 0 {
+        here.interrupt();
+        panic!("{line}, client in the guest: {}", there.text);
+    }
+    let here = here.end();
+    here.good();
+    let running = guest.start(&theirs);
+    let here = retry_program(weft, &format!("{ours} {GUEST}"));
+    let there = guest.finish(&running, LIMIT);
+    assert!(
+        there.status == 0,
+        "{line}, server in the guest: {}\n{}",
+        there.text,
+        here.show()
+    );
+    here.good();
+    say(&format!("{line}: in both roles"));
 }
 
 /// Until the guest's server listens.

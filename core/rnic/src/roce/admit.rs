@@ -70,9 +70,8 @@ impl PortInner {
         req: &Req<'_>,
         todo: &mut Todo,
     ) {
-        let number = match cm::service(req.service_id) {
-            Some((PortSpace::Tcp, number)) => number,
-            _ => return refuse(from, transaction, req, reason::INVALID_SERVICE, todo),
+        let Some((PortSpace::Tcp, number)) = cm::service(req.service_id) else {
+            return refuse(from, transaction, req, reason::INVALID_SERVICE, todo);
         };
         let Some(listener) = manager.listeners.get(&number) else {
             return refuse(from, transaction, req, reason::INVALID_SERVICE, todo);

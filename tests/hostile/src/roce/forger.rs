@@ -17,7 +17,7 @@ const REACTION: Duration = Duration::from_secs(10);
 /// What it writes, and the victim's memory never has.
 const MARK: u8 = 0xee;
 
-pub fn run(target: &Target, seed: u64, rounds: usize, report: &mut Report) {
+pub fn run(target: Target, seed: u64, rounds: usize, report: &mut Report) {
     let mut rng = Rng::new(seed);
     let outcome = forge(target, rounds, &mut rng, report);
     report.case("the honest connection", outcome.map_err(|e| e.to_string()));
@@ -34,7 +34,7 @@ fn word(attribute: u16, rng: &mut Rng, ids: (u32, u32), qp: u32) -> Mad {
     }
 }
 
-fn forge(target: &Target, rounds: usize, rng: &mut Rng, report: &mut Report) -> io::Result<()> {
+fn forge(target: Target, rounds: usize, rng: &mut Rng, report: &mut Report) -> io::Result<()> {
     const WORDS: [u16; 6] = [REP, RTU, REJ, MRA, DREQ, DREP];
     let wire = Wire::new(own_address(63), PORT, target.ip)?;
     let mut session = Session::join(target, wire, rng)?;

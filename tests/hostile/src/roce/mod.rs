@@ -33,9 +33,9 @@ pub fn attack(attack: &str, addr: SocketAddr, rest: &[String]) -> Option<Report>
     let (seed, rounds) = (number(0, 1)?, number(1, 40)? as usize);
     let mut report = Report::default();
     match attack {
-        "peer" => peer::run(&target, seed, rounds, &mut report),
-        "forger" => forger::run(&target, seed, rounds, &mut report),
-        "strangers" => strangers::run(&target, seed, rounds, &mut report),
+        "peer" => peer::run(target, seed, rounds, &mut report),
+        "forger" => forger::run(target, seed, rounds, &mut report),
+        "strangers" => strangers::run(target, seed, rounds, &mut report),
         _ => return None,
     }
     Some(report)

@@ -58,6 +58,7 @@ impl Packet {
     }
 
     /// With these bytes behind what there is, and padding.
+    #[must_use]
     pub fn payload(mut self, bytes: &[u8]) -> Packet {
         self.rest.extend(bytes);
         let pad = bytes.len().wrapping_neg() & 3;
@@ -67,6 +68,7 @@ impl Packet {
     }
 
     /// An RDMA extended header.
+    #[must_use]
     pub fn reth(mut self, addr: u64, rkey: u32, len: u32) -> Packet {
         self.rest.extend(addr.to_be_bytes());
         self.rest.extend(rkey.to_be_bytes());
@@ -75,6 +77,7 @@ impl Packet {
     }
 
     /// An atomic's extended header.
+    #[must_use]
     pub fn atomic(mut self, addr: u64, rkey: u32, swap_add: u64, compare: u64) -> Packet {
         self.rest.extend(addr.to_be_bytes());
         self.rest.extend(rkey.to_be_bytes());
@@ -84,6 +87,7 @@ impl Packet {
     }
 
     /// An acknowledgement's extended header.
+    #[must_use]
     pub fn aeth(mut self, syndrome: u8, msn: u32) -> Packet {
         let word = u32::from(syndrome) << 24 | msn & BITS;
         self.rest.extend(word.to_be_bytes());
@@ -123,7 +127,7 @@ fn crc32(mut crc: u32, bytes: &[u8]) -> u32 {
     for byte in bytes {
         crc ^= u32::from(*byte);
         for _ in 0..8 {
-            crc = crc >> 1 ^ (crc & 1) * 0xedb8_8320;
+            crc = (crc >> 1) ^ ((crc & 1) * 0xedb8_8320);
         }
     }
     crc

@@ -62,7 +62,7 @@ fn one(
     })
 }
 
-pub fn run(target: &Target, seed: u64, rounds: usize, report: &mut Report) {
+pub fn run(target: Target, seed: u64, rounds: usize, report: &mut Report) {
     let mut rng = Rng::new(seed);
     let mut wire = Some(Wire::new(own_address(62), PORT, target.ip).expect("a port of our own"));
     let only = std::env::var("HOSTILE_ONLY").unwrap_or_default();
@@ -78,7 +78,7 @@ pub fn run(target: &Target, seed: u64, rounds: usize, report: &mut Report) {
     }
 }
 
-fn tell(target: &Target, case: &Case, wire: &mut Option<Wire>, rng: &mut Rng) -> io::Result<()> {
+fn tell(target: Target, case: &Case, wire: &mut Option<Wire>, rng: &mut Rng) -> io::Result<()> {
     let fresh = wire.take().ok_or_else(|| io::Error::other("no port"))?;
     let mut session = Session::join(target, fresh, rng)?;
     if !session.echo(b"before", REACTION)? {

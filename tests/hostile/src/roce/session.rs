@@ -47,12 +47,14 @@ impl Mad {
         }
     }
 
+    #[must_use]
     pub fn put(mut self, at: usize, bytes: &[u8]) -> Mad {
         self.body[at..at + bytes.len()].copy_from_slice(bytes);
         self
     }
 
     /// The numbers of the connection: the sender's and the receiver's.
+    #[must_use]
     pub fn ids(self, local: u32, remote: u32) -> Mad {
         self.put(0, &local.to_be_bytes())
             .put(4, &remote.to_be_bytes())
@@ -93,7 +95,7 @@ fn gid(ip: Ipv4Addr) -> [u8; 16] {
 }
 
 /// A request for a connection with nothing wrong in it.
-pub fn req(target: &Target, from: Ipv4Addr, id: u32, transaction: u64, qp: u32, psn: u32) -> Mad {
+pub fn req(target: Target, from: Ipv4Addr, id: u32, transaction: u64, qp: u32, psn: u32) -> Mad {
     let service = 0x0106_u64 << 16 | u64::from(target.service);
     let mut header = [0; 36];
     header[1] = 0x40;
@@ -136,7 +138,7 @@ pub struct Session {
 
 impl Session {
     /// Joins the victim.
-    pub fn join(target: &Target, wire: Wire, rng: &mut Rng) -> io::Result<Session> {
+    pub fn join(target: Target, wire: Wire, rng: &mut Rng) -> io::Result<Session> {
         let mut wire = wire;
         let random = |rng: &mut Rng| rng.next() as u32;
         let (id, own_qp) = (random(rng) | 1, random(rng) & 0x7f_ffff | 0x100);

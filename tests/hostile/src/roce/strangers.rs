@@ -14,7 +14,7 @@ const SILENCE: Duration = Duration::from_millis(200);
 /// Sockets at once.
 const AT_ONCE: usize = 200;
 
-pub fn run(target: &Target, seed: u64, count: usize, report: &mut Report) {
+pub fn run(target: Target, seed: u64, count: usize, report: &mut Report) {
     let mut rng = Rng::new(seed);
     let noise = noise(target, &mut rng);
     report.case("noise", noise);
@@ -23,7 +23,7 @@ pub fn run(target: &Target, seed: u64, count: usize, report: &mut Report) {
 }
 
 /// One host, and everything that a manager may be told.
-fn noise(target: &Target, rng: &mut Rng) -> Result<(), String> {
+fn noise(target: Target, rng: &mut Rng) -> Result<(), String> {
     let text = |e: std::io::Error| e.to_string();
     let ip = own_address(65);
     let mut wire = Wire::new(ip, PORT, target.ip).map_err(text)?;
@@ -75,7 +75,7 @@ fn noise(target: &Target, rng: &mut Rng) -> Result<(), String> {
 }
 
 /// So many hosts ask for a connection each, and say nothing more.
-fn requests(target: &Target, count: usize, rng: &mut Rng) -> Result<(), String> {
+fn requests(target: Target, count: usize, rng: &mut Rng) -> Result<(), String> {
     let text = |e: std::io::Error| e.to_string();
     let (mut refused, mut accepted, mut unheard) = (0, 0, 0);
     for batch in 0..count.div_ceil(AT_ONCE) {
