@@ -57,6 +57,8 @@ pub(crate) struct PortInner {
     members: RwLock<HashMap<u32, Weak<RoceInner>>>,
     rx: ShortLock<Rx>,
     lease: PortLease,
+    /// The thread that polled sleeps on the socket.
+    sleeping: AtomicBool,
     /// The socket takes no more.
     blocked: AtomicBool,
     /// Some of `waiting` may go on.
@@ -201,6 +203,7 @@ impl PortInner {
                 last: Weak::new(),
             }),
             lease: PortLease::default(),
+            sleeping: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
             due: AtomicBool::new(false),
             waiting: Mutex::default(),
@@ -248,7 +251,7 @@ impl PortInner {
 
     /// Whether a thread polls, which will send what is put off.
     pub(super) fn is_polled(&self) -> bool {
-        self.lease.is_polled()
+        self.lease.is_polled() && !self.sleeping.load(Ordering::Relaxed)
     }
 
     /// Changes with each poll that finds nothing.
@@ -399,8 +402,9 @@ impl PortInner {
                 src: train.arrival.from,
                 dst: SocketAddr::new(to, PORT),
             };
-            for packet in bytes.chunks(train.each.max(1)) {
-                let from = (&route, &train.arrival);
+            // A sender whose kernel cuts a train numbers its packets from 0 on: with that, the check of the ICRC is short.
+            for (n, packet) in bytes.chunks(train.each.max(1)).enumerate() {
+                let from = (&route, &train.arrival, n as u16);
                 self.take(now, from, packet, last, &mut answering);
             }
         }
@@ -415,7 +419,7 @@ impl PortInner {
     fn take(
         &self,
         now: Now,
-        (route, arrival): (&Route, &Arrival),
+        (route, arrival, identification): (&Route, &Arrival, u16),
         packet: &[u8],
         last: &mut Weak<RoceInner>,
         answering: &mut Answering,
@@ -426,7 +430,7 @@ impl PortInner {
         let Some((packet, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else {
             return malformed();
         };
-        let mut crc = Icrc::new(route, 0, packet.len());
+        let mut crc = Icrc::new(route, identification, packet.len());
         crc.headers(packet);
         if !crc.is_valid(*icrc) {
             return malformed();
@@ -519,6 +523,23 @@ impl Port for PortInner {
         if !self.lease.is_armed() {
             self.rearm();
         }
+    }
+
+    /// One thread at a time, or each packet would wake all of them; the engine receives for the others.
+    fn begin_wait(&self) -> Option<(BorrowedFd<'_>, Interest)> {
+        if self.sleeping.swap(true, Ordering::SeqCst) {
+            self.release_lease();
+            return None;
+        }
+        self.resume();
+        if self.lease.poll() {
+            self.watch_lease();
+        }
+        Some((self.fd(), self.interest()))
+    }
+
+    fn end_wait(&self) {
+        self.sleeping.store(false, Ordering::SeqCst);
     }
 }
 
