@@ -658,14 +658,15 @@ impl CqInner {
     }
 
     fn for_ports(&self, f: impl Fn(&dyn Port)) {
+        self.ports().iter().for_each(|port| f(&**port));
+    }
+
+    fn ports(&self) -> SmallVec<[Arc<dyn Port>; 2]> {
         if !self.has_ports.load(Ordering::Acquire) {
-            return;
+            return SmallVec::new();
         }
-        let ports: SmallVec<[Arc<dyn Port>; 2]> = {
-            let ports = lock(&self.ports);
-            ports.iter().filter_map(|(p, _)| p.upgrade()).collect()
-        };
-        ports.iter().for_each(|port| f(&**port));
+        let ports = lock(&self.ports);
+        ports.iter().filter_map(|(p, _)| p.upgrade()).collect()
     }
 
     /// The members, unless they are too many for a poller to drive.
@@ -796,7 +797,7 @@ impl CqInner {
 
     /// Sleep until a member's socket, `wake` or the time-out ends it.
     fn sleep_on_members(&self, wake: Option<&EventFd>, mut timeout: Option<Duration>) -> Woken {
-        let members = self.members();
+        let (members, ports) = (self.members(), self.ports());
         let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> = SmallVec::new();
         fds.extend(wake.map(|wake| (wake.as_fd(), Interest::READ)));
         let mut leased: SmallVec<[&Arc<dyn Member>; DIRECT_MEMBERS]> = SmallVec::new();
@@ -814,7 +815,11 @@ impl CqInner {
             let members = members.iter().map(Arc::clone);
             members.for_each(Member::release_lease);
         }
-        self.for_ports(|port| port.release_lease());
+        let (few, rest) = ports.split_at(ports.len().min(DIRECT_MEMBERS));
+        rest.iter().for_each(|port| port.release_lease());
+        let watched = few.iter().filter_map(|p| Some((p, p.begin_wait()?)));
+        let watched: SmallVec<[_; 2]> = watched.collect();
+        fds.extend(watched.iter().map(|(_, watch)| *watch));
         let woken = match poll_fds(&fds, timeout) {
             Ok(ready) if wake.is_some() && ready & 1 != 0 => Woken::ByKick,
             Err(error) if error.kind() == ErrorKind::Interrupted => Woken::BySignal,
@@ -823,6 +828,7 @@ impl CqInner {
         for member in leased {
             member.end_wait();
         }
+        watched.iter().for_each(|(port, _)| port.end_wait());
         woken
     }
 }

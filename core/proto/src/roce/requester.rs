@@ -153,12 +153,12 @@ impl<W> Connection<W> {
 
     /// Congestion was met on the way to the peer.
     pub fn congested(&mut self) {
-        self.window.shrink(self.fresh);
+        self.window.congested(self.fresh);
     }
 
     /// A packet was lost: go back to the oldest one that is not acknowledged, if there are tries left.
     fn lost(&mut self) {
-        self.window.shrink(self.fresh);
+        self.window.lost(self.fresh);
         (self.asks, self.asked) = (false, 0);
         if self.unacked == self.fresh {
             return;

@@ -10,7 +10,7 @@ use super::distance;
 use crate::dgram::Now;
 
 /// The shortest wait: a peer may put an acknowledgement off for a moment, and its processor may be busy.
-const LEAST: Duration = Duration::from_millis(1);
+const LEAST: Duration = Duration::from_millis(4);
 /// Without a measurement, the part of the transport timer that is waited.
 const UNKNOWN_PART: u32 = 8;
 

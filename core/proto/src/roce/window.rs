@@ -1,10 +1,15 @@
-//! How many packets may be on their way: a window that grows with acknowledgements, and halves at a loss or a congestion notification.
+//! How many packets may be on their way: a window that grows with acknowledgements, and shrinks at a loss or a congestion notification.
+//!
+//! A notification halves it, as it says that a queue is filling. A lost packet takes away a quarter: single packets are also lost without congestion, and
+//! one in a thousand would keep a window that halves below forty packets, fewer than trains of full length need.
 
 use super::distance;
 use super::requester::ACK_EVERY;
 
 /// Packets on their way at the start.
 const FIRST: u32 = 32;
+/// Its growth after it has shrunk.
+const STEP: u32 = 2;
 /// The least: among so many packets one asks for an acknowledgement.
 const LEAST: u32 = ACK_EVERY;
 
@@ -12,7 +17,7 @@ const LEAST: u32 = ACK_EVERY;
 pub(super) struct Window {
     size: u32,
     most: u32,
-    /// From here on it grows by one for each window that is acknowledged, and not for each packet.
+    /// From here on it grows by [`STEP`] for each window that is acknowledged, and not by one for each packet.
     threshold: u32,
     acked: u32,
     /// It does not shrink again before this packet is acknowledged.
@@ -48,16 +53,25 @@ impl Window {
             self.size += self.acked;
             self.acked = 0;
         } else if self.acked >= self.size {
-            self.size += 1;
+            self.size += STEP;
             self.acked = 0;
         }
         self.size = self.size.min(self.most);
     }
 
-    /// Packets were lost or delayed, of those before `fresh`.
-    pub(super) fn shrink(&mut self, fresh: u32) {
+    /// A packet was lost, of those before `fresh`.
+    pub(super) fn lost(&mut self, fresh: u32) {
+        self.shrink(self.size - self.size / 4, fresh);
+    }
+
+    /// Packets were marked, of those before `fresh`.
+    pub(super) fn congested(&mut self, fresh: u32) {
+        self.shrink(self.size / 2, fresh);
+    }
+
+    fn shrink(&mut self, size: u32, fresh: u32) {
         if self.until.is_none() {
-            self.size = (self.size / 2).max(LEAST);
+            self.size = size.max(LEAST);
             self.threshold = self.size;
             self.acked = 0;
             self.until = Some(fresh);

@@ -30,7 +30,7 @@ pub(crate) trait Member: Send + Sync {
     fn end_wait(&self);
 }
 
-/// A socket that many datagram queue pairs share.
+/// A socket that many queue pairs share.
 pub(crate) trait Port: Send + Sync {
     /// Sends waiting requests and receives, unless another thread is doing so.
     fn drive(&self);
@@ -40,4 +40,11 @@ pub(crate) trait Port: Send + Sync {
     fn flush_deferred(&self);
     /// The polling thread sleeps elsewhere: the engine receives from now on.
     fn release_lease(&self);
+    /// The polling thread is about to sleep: on this descriptor, and then it calls [`Port::end_wait`]; or elsewhere.
+    fn begin_wait(&self) -> Option<(BorrowedFd<'_>, Interest)> {
+        self.release_lease();
+        None
+    }
+    /// The thread is awake.
+    fn end_wait(&self) {}
 }

@@ -40,7 +40,7 @@ use crate::comp_counters::CompCounters;
 use crate::cq::{Cq, CqInner};
 use crate::device::{Counted, DeviceInner, Pd, PdInner, QpNumber};
 use crate::engine::{guarded, on_engine};
-use crate::lock::lock;
+use crate::lock::{add_alone, lock};
 use crate::qp::{Limits, RecvSource, term_code, to_proto};
 use crate::srq::{RecvQueue, Srq};
 use crate::timer;

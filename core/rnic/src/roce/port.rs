@@ -60,6 +60,8 @@ pub(super) struct Arrival<'a> {
     pub(super) now: Now,
     pub(super) route: Route,
     pub(super) traffic_class: u8,
+    /// Its place in the train that the kernel gave us.
+    pub(super) number: u16,
     /// Bytes behind the IP header.
     pub(super) udp_len: usize,
 }
@@ -84,6 +86,8 @@ pub(crate) struct PortInner {
     members: RwLock<HashMap<u32, Weak<dyn Member>>>,
     rx: ShortLock<Rx>,
     lease: PortLease,
+    /// The thread that polled sleeps on the socket.
+    sleeping: AtomicBool,
     /// The socket takes no more.
     blocked: AtomicBool,
     /// Some of `waiting` may go on.
@@ -273,6 +277,7 @@ impl PortInner {
                 last: None,
             }),
             lease: PortLease::default(),
+            sleeping: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
             due: AtomicBool::new(false),
             waiting: Mutex::default(),
@@ -320,7 +325,7 @@ impl PortInner {
 
     /// Whether a thread polls, which will send what is put off.
     pub(super) fn is_polled(&self) -> bool {
-        self.lease.is_polled()
+        self.lease.is_polled() && !self.sleeping.load(Ordering::Relaxed)
     }
 
     /// Changes with each poll that finds nothing.
@@ -368,16 +373,6 @@ impl PortInner {
     /// The port as programs have it; `None` where it is being closed.
     pub(super) fn owner(&self) -> Option<RocePort> {
         self.owner.get().and_then(Weak::upgrade).map(RocePort)
-    }
-
-    /// Whether a thread polls it, which sends what was put off with its next poll.
-    pub(super) fn is_polled(&self) -> bool {
-        self.lease.is_polled()
-    }
-
-    /// Changes with each poll that finds nothing.
-    pub(super) fn polls(&self) -> u32 {
-        self.lease.polls()
     }
 
     /// The engine looks at the connections of the manager at that time.
@@ -485,10 +480,12 @@ impl PortInner {
                     dst: SocketAddr::new(to, PORT),
                 },
                 traffic_class: train.arrival.traffic_class,
+                number: 0,
                 udp_len: 0,
             };
-            for packet in bytes.chunks(train.each.max(1)) {
-                arrival.udp_len = UDP_LEN + packet.len();
+            // A sender whose kernel cuts a train numbers its packets from 0 on: with that, the check of the ICRC is short.
+            for (n, packet) in bytes.chunks(train.each.max(1)).enumerate() {
+                (arrival.number, arrival.udp_len) = (n as u16, UDP_LEN + packet.len());
                 self.take(&arrival, packet, last, &mut answering);
             }
         }
@@ -513,8 +510,8 @@ impl PortInner {
         let Some((packet, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else {
             return malformed();
         };
-        let Arrival { route, .. } = arrival;
-        let mut crc = Icrc::new(route, 0, packet.len());
+        let Arrival { route, number, .. } = arrival;
+        let mut crc = Icrc::new(route, *number, packet.len());
         crc.headers(packet);
         if !crc.is_valid(*icrc) {
             return malformed();
@@ -611,6 +608,23 @@ impl Port for PortInner {
         if !self.lease.is_armed() {
             self.rearm();
         }
+    }
+
+    /// One thread at a time, or each packet would wake all of them; the engine receives for the others.
+    fn begin_wait(&self) -> Option<(BorrowedFd<'_>, Interest)> {
+        if self.sleeping.swap(true, Ordering::SeqCst) {
+            self.release_lease();
+            return None;
+        }
+        self.resume();
+        if self.lease.poll() {
+            self.watch_lease();
+        }
+        Some((self.fd(), self.interest()))
+    }
+
+    fn end_wait(&self) {
+        self.sleeping.store(false, Ordering::SeqCst);
     }
 }
 

@@ -1,6 +1,5 @@
 //! The receive side: a packet is checked by the machine, then placed.
 
-use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use weft_mem::{Access, MemError, PdId, Span};

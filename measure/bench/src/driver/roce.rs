@@ -113,7 +113,7 @@ impl Host {
         static NUMBER: AtomicU16 = AtomicU16::new(1024);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let (tell, requests) = channel();
-        let listening = self.port.listen(number, move |request| {
+        let listening = self.port.listen(number, 16, move |request| {
             // Without a listener it is refused.
             let _ = tell.send(request);
         });
