@@ -100,7 +100,10 @@ fn a_lost_request_is_sent_again_until_nobody_is_there() {
         let due = inquiry.deadline().expect("it waits");
         assert_eq!(due, now + timeout(POWER));
         // Not before.
-        assert_eq!(inquiry.expired(due.saturating_sub(Duration::from_nanos(1))), None);
+        assert_eq!(
+            inquiry.expired(due.saturating_sub(Duration::from_nanos(1))),
+            None
+        );
         assert!(!sent(&mut inquiry));
         now = due;
         if let Some(outcome) = inquiry.expired(now) {
