@@ -5,6 +5,7 @@
  * for them with dlvsym(RTLD_DEFAULT, "weft_dgram_setup", "WEFT_DGRAM_1").
  *
  * All calls return 0, or a number, on success; a call that fails returns an errno value, or -1 where it returns a number, and sets errno.
+ * On queue pairs that speak RoCE v2 (`weft verbs --wire roce`) they fail with EOPNOTSUPP.
  */
 #ifndef INFINIBAND_WEFT_DGRAM_H
 #define INFINIBAND_WEFT_DGRAM_H

@@ -132,6 +132,27 @@ static void reliable_mode(struct ibv_context *context, struct ibv_pd *pd, struct
 	unmake(&b);
 }
 
+/* RoCE's packets have none of it. */
+static void on_roce(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_UD, .cap = {.max_send_wr = 1, .max_recv_wr = 1}};
+	struct weft_dgram_attr attr = {.max_message = SIZE};
+	struct weft_dgram_reliable reliable = {.give_up_ms = 100};
+	struct weft_dgram_write write = {.wr_id = 1};
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+
+	MUST(cq = ibv_create_cq(context, 4, NULL, NULL, 0));
+	init.send_cq = init.recv_cq = cq;
+	MUST(qp = ibv_create_qp(pd, &init));
+	MUST(weft_dgram_setup(qp, &attr) == EOPNOTSUPP);
+	MUST(weft_dgram_set_reliable(qp, &reliable) == EOPNOTSUPP);
+	MUST(weft_dgram_post_write_record(qp, &write) == EOPNOTSUPP);
+	MUST(weft_dgram_take_record(qp, 1, NULL, NULL, 0) == -1 && errno == EOPNOTSUPP);
+	MUST(weft_dgram_validity_map(qp, 1, NULL, 0, 0) == -1 && errno == EOPNOTSUPP);
+	MUST(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 int main(void)
 {
 	int count;
@@ -145,6 +166,13 @@ int main(void)
 	MUST(context);
 	struct ibv_pd *pd = ibv_alloc_pd(context);
 	MUST(pd);
+	if (getenv("WEFT_IB_WIRE")) {
+		on_roce(context, pd);
+		MUST(ibv_dealloc_pd(pd) == 0);
+		MUST(ibv_close_device(context) == 0);
+		ibv_free_device_list(list);
+		return 0;
+	}
 	struct end a = make(context, pd, NULL), b = make(context, pd, NULL);
 	struct ibv_ah_attr way = {.is_global = 1, .port_num = 1};
 

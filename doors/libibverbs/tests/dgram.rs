@@ -72,4 +72,5 @@ fn a_c_program_writes_records() {
         .env_remove("WEFT_DEVICES")
         .env_remove("WEFT_FAULTS");
     good(&mut run);
+    good(run.env("WEFT_IB_WIRE", "roce"));
 }

@@ -172,6 +172,7 @@ pub unsafe fn weft_dgram_post_write_record(qp: *mut ibv_qp, wr: *const weft_dgra
         if wr.is_null() || !qp.is_datagram() {
             return Err(Errno::INVAL);
         }
+        qp.datagrams()?.with(|_| ())?;
         // SAFETY: the caller's promise.
         let c = unsafe { wr.read_unaligned() };
         let remote = RemoteAddr {

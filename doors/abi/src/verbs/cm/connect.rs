@@ -16,6 +16,7 @@ use super::exchange::{Carrier, Remote};
 use super::id::{Core, Listener, Stage, core, get};
 use super::link::{self, Link};
 use super::news::News;
+use super::patience::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::port::Port;
 use super::private_data::{self, IB_REJECT, IB_REPLY, IB_REQUEST, UD_REPLY, delivered};
 use super::qp;
@@ -23,7 +24,7 @@ use super::request::{Request, Unseen};
 use super::resolve;
 use super::roce_datagram;
 use super::roce_link::RoceLink;
-use super::stages::{Ending, FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
+use super::stages::Ending;
 use super::terms::{Retries, Terms};
 use super::types::{
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,

@@ -19,6 +19,7 @@ mod link;
 mod multicast;
 mod news;
 mod option;
+mod patience;
 mod port;
 mod private_data;
 mod qp;

@@ -13,11 +13,12 @@ use super::device::Nic;
 use super::id::{Core, Stage};
 use super::link::Link;
 use super::news::News;
+use super::patience::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::port::Port;
 use super::private_data::{IB_REJECT, delivered};
 use super::request::{Request, Unseen};
 use super::roce_link::{RoceLink, RoceListener, addresses, scope};
-use super::stages::{Ending, FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
+use super::stages::Ending;
 use super::terms::Retries;
 use super::types::{
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED,

@@ -10,8 +10,8 @@ use weft_verbs::ext::DeviceExt;
 use weft_verbs::{RoceLookup, RoceLookupRequest, RocePort, RoceServing};
 
 use super::device::Nic;
+use super::patience::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::roce_link::{addresses, scope};
-use super::stages::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use crate::verbs::object::lock;
 use crate::verbs::roce;
 
