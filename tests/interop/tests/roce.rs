@@ -367,6 +367,25 @@ fn two_processes() {
         server.end().good();
         wire("ucmatose", before);
     }
+    if have(&[
+        ("rping", "rdmacm-utils"),
+        ("gcc", "gcc"),
+        ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
+    ]) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("exits").display().to_string();
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/exits.c");
+        let line = format!("gcc -o {program} {source} -lrdmacm -libverbs");
+        Weft::bare().run(&line).good();
+        // It ends only when its peer has gone.
+        let server = two.start("rping -s -a 127.0.0.2 -p 7176");
+        let client = retry_program(&one, &format!("{program} 127.0.0.2 7176"));
+        client.good().says("connected");
+        let server = server.end();
+        // The status of timeout(1).
+        assert!(server.code() != 124, "{}", server.show());
+        say("a peer that exits is noticed");
+    }
     if have(&[("ucx_perftest", "ucx-utils")]) {
         for line in [
             "ucx_perftest -d weft_ib0:1 -x rc_verbs -n 500 -t am_lat -D zcopy",
