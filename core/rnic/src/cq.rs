@@ -816,7 +816,9 @@ impl CqInner {
             members.for_each(Member::release_lease);
         }
         let (few, rest) = ports.split_at(ports.len().min(DIRECT_MEMBERS));
-        rest.iter().for_each(|port| port.release_lease());
+        for port in rest {
+            port.release_lease();
+        }
         let watched = few.iter().filter_map(|p| Some((p, p.begin_wait()?)));
         let watched: SmallVec<[_; 2]> = watched.collect();
         fds.extend(watched.iter().map(|(_, watch)| *watch));
@@ -828,7 +830,9 @@ impl CqInner {
         for member in leased {
             member.end_wait();
         }
-        watched.iter().for_each(|(port, _)| port.end_wait());
+        for (port, _) in &watched {
+            port.end_wait();
+        }
         woken
     }
 }

@@ -14,10 +14,11 @@ use weft_verbs::{
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A loopback address that no other test of this process uses.
+/// A loopback address that no other test uses, also of another process.
 pub(crate) fn address() -> IpAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
-    Ipv4Addr::new(127, 47, 91, NEXT.fetch_add(1, Ordering::Relaxed)).into()
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 0x80 | high, low, NEXT.fetch_add(1, Ordering::Relaxed)).into()
 }
 
 pub(crate) struct End {

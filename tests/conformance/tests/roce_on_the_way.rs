@@ -11,7 +11,7 @@ use weft_verbs::{
 
 use crate::roce::{End, Options, PATIENCE, pair, pair_with};
 
-/// One fault for each so many packets.
+/// A fault for one packet in so many: the same ones in each run. With a period, what is sent again could lose the same packet without end.
 struct Every {
     count: AtomicU64,
     nth: u64,
@@ -27,8 +27,15 @@ impl Every {
 
 impl RoceFaults for Every {
     fn of_packet(&self) -> Option<RoceFault> {
-        let n = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        n.is_multiple_of(self.nth).then_some(self.fault)
+        // SplitMix64.
+        let mut x = self
+            .count
+            .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31))
+            .is_multiple_of(self.nth)
+            .then_some(self.fault)
     }
 }
 

@@ -48,12 +48,12 @@ pub(super) enum Fate {
 }
 
 impl Faulty {
-    pub(super) fn new(faults: Arc<dyn RoceFaults>) -> Box<Faulty> {
-        Box::new(Faulty {
+    pub(super) fn new(faults: Arc<dyn RoceFaults>) -> Faulty {
+        Faulty {
             faults,
             late: None,
             next: Vec::new(),
-        })
+        }
     }
 
     pub(super) fn is_down(&self) -> bool {

@@ -406,7 +406,8 @@ impl RoceQp {
 
     /// From now on its packets have these faults.
     pub fn set_faults(&self, faults: Arc<dyn RoceFaults>) {
-        self.inner.core.lock().faulty = Some(Faulty::new(faults));
+        let faulty = Box::new(Faulty::new(faults));
+        self.inner.core.lock().faulty = Some(faulty);
     }
 
     /// The rights that its peer has at most.

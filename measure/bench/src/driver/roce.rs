@@ -60,7 +60,7 @@ pub(super) struct Host {
 pub struct Listening {
     addr: SocketAddr,
     requests: Receiver<RoceRequest>,
-    _listening: RoceListening,
+    _kept: RoceListening,
 }
 
 impl Listening {
@@ -120,7 +120,7 @@ impl Host {
         Ok(Listening {
             addr: SocketAddr::new(self.port.local_addr().ip(), number),
             requests,
-            _listening: listening.map_err(stack("listen"))?,
+            _kept: listening.map_err(stack("listen"))?,
         })
     }
 
