@@ -195,7 +195,6 @@ fn managed_programs(guest: &mut Guest) {
     }
     let weft = weft();
     // Its last option is for an address.
-    let names = |line: &str| [" -a", " -b", " -s"].iter().any(|end| line.ends_with(end));
     for (server, client) in [
         ("rping -s -C 20 -V -S 64 -a", "rping -c -C 20 -V -S 64 -a"),
         (
