@@ -98,14 +98,14 @@ impl Device {
     }
 }
 
-fn manager(port: &PortInner) -> MutexGuard<'_, Manager> {
+fn managers(port: &PortInner) -> &Managers {
     let any: &dyn Any = &*port.manager;
     let managers: Option<&Managers> = any.downcast_ref();
-    lock(
-        &managers
-            .expect("the ports of this module have its managers")
-            .connections,
-    )
+    managers.expect("the ports of this module have its managers")
+}
+
+fn manager(port: &PortInner) -> MutexGuard<'_, Manager> {
+    lock(&managers(port).connections)
 }
 
 impl Manages for Managers {
@@ -236,12 +236,16 @@ impl RocePort {
 }
 
 impl RocePort {
-    /// Before the process ends: the peers of all connections are told that they are over, once, and nothing is waited for.
+    /// Before the process ends: acknowledgements that were put off are sent, and the peers of all connections are told that they are over, once. Nothing is
+    /// waited for: the process may end in a signal handler, and the thread that was interrupted holds locks.
     pub fn say_farewell(&self) {
         let port = self.inner();
+        port.leave();
         let mut todo = Todo::default();
         {
-            let mut manager = manager(port);
+            let Ok(mut manager) = managers(port).connections.try_lock() else {
+                return;
+            };
             let ids: Vec<u32> = manager.connections.keys().copied().collect();
             for id in ids {
                 let (now, transaction) = (port.now(), port.transaction());
@@ -252,7 +256,9 @@ impl RocePort {
                 }
             }
         }
-        port.carry_out(todo);
+        for (to, raw) in todo.send {
+            port.send_mad(to, &raw[..]);
+        }
     }
 }
 

@@ -608,7 +608,7 @@ impl RoceInner {
 
     /// Sends what was put off, before the end.
     fn settle(self: &Arc<Self>, core: &mut Core) {
-        if core.waits && core.conn.state() == State::Open {
+        if core.waits && matches!(core.conn.state(), State::Open | State::Failed) {
             self.transmit(core);
         }
     }
@@ -821,5 +821,11 @@ impl Member for RoceInner {
         }
         drop(core);
         self.call_hooks();
+    }
+
+    fn leave(self: Arc<Self>) {
+        if let Some(mut core) = self.core.try_lock_soon() {
+            self.settle(&mut core);
+        }
     }
 }

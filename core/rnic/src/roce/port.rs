@@ -52,6 +52,8 @@ pub(super) trait Member: Send + Sync {
     fn alarm(self: Arc<Self>);
     /// What it has waited for ([`PortInner::wait`]) is there.
     fn resume(self: Arc<Self>);
+    /// The process ends: what was put off is sent, unless a thread is at it. It may be the one that was interrupted, so nothing is waited for.
+    fn leave(self: Arc<Self>) {}
 }
 
 /// How a packet has come in.
@@ -170,11 +172,6 @@ impl RocePort {
     pub fn dropped(&self) -> (u64, u64) {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (of(&self.0.0.malformed), of(&self.0.0.unknown))
-    }
-
-    /// Sends what its queue pairs have put off until the next poll: a program that ends without destroying them may not poll again.
-    pub fn settle(&self) {
-        self.0.0.resume();
     }
 
     pub(super) fn inner(&self) -> &Arc<PortInner> {
@@ -437,6 +434,16 @@ impl PortInner {
         let waiting = std::mem::take(&mut *lock(&self.waiting));
         for member in waiting.iter().filter_map(Weak::upgrade) {
             member.resume();
+        }
+    }
+
+    /// As [`Member::leave`], of all that wait.
+    pub(super) fn leave(&self) {
+        if let Ok(waiting) = self.waiting.try_lock() {
+            waiting
+                .iter()
+                .filter_map(Weak::upgrade)
+                .for_each(Member::leave);
         }
     }
 

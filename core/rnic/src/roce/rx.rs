@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use weft_mem::{Access, MemError, PdId, Span};
 use weft_proto::roce::{Atomic, Received, Rx, State};
-use weft_wire::roce::{Header, NakCode};
+use weft_wire::roce::{Header, NakCode, Service};
 
 use super::port::Arrival;
 use super::train::ECN;
@@ -47,12 +47,15 @@ impl RoceInner {
             return;
         }
         add_alone(&self.counters.received, 1);
-        if arrival.traffic_class & ECN == ECN {
-            core.notices.marked(arrival.now);
-        }
         let rx = core.conn.rx(arrival.now, header, payload.len() as u32);
-        if core.unheard != 0 && !matches!(rx, Rx::Nothing) {
-            core.heard = std::mem::take(&mut core.unheard);
+        // Who forges the peer's address does not know the number that is next, unless the connection is unreliable: it takes any.
+        if !matches!(rx, Rx::Nothing) {
+            if arrival.traffic_class & ECN == ECN {
+                core.notices.marked(arrival.now);
+            }
+            if core.unheard != 0 && self.service == Service::Rc {
+                core.heard = std::mem::take(&mut core.unheard);
+            }
         }
         if let Err(Refused { code, receive }) = self.carry_out(&mut core, rx, payload) {
             core.conn.refuse(code);

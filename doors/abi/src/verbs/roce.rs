@@ -60,11 +60,7 @@ extern "C" fn at_exit() {
     let _ = std::panic::catch_unwind(|| {
         // A thread that was in the middle of it does not hold the exit up.
         if let Ok(ports) = PORTS.get().try_lock() {
-            for port in ports.iter() {
-                // The last message's acknowledgement may have been put off.
-                port.settle();
-                port.say_farewell();
-            }
+            ports.iter().for_each(RocePort::say_farewell);
         }
     });
 }
@@ -120,24 +116,8 @@ fn bind(device: &Device, ip: IpAddr, scope: u32) -> Result<RocePort, Errno> {
         .all(|known| known.local_addr() != port.local_addr())
     {
         ports.push(port.clone());
-        settle_at_exit();
     }
     Ok(port)
-}
-
-/// A program may take a message and end at once. Its peer would wait in vain for an acknowledgement that was put off.
-fn settle_at_exit() {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    extern "C" fn settle() {
-        // A handler must not wait for the thread that it has interrupted.
-        if let Ok(ports) = PORTS.get().try_lock() {
-            ports.iter().for_each(RocePort::settle);
-        }
-    }
-    if !TOLD.swap(true, Ordering::Relaxed) {
-        // SAFETY: the handler is a function, which stays valid: the library is never unloaded before it was called.
-        unsafe { libc::atexit(settle) };
-    }
 }
 
 /// The native queue pair and its parameters.
