@@ -14,11 +14,13 @@ use std::process::{Command, Stdio};
 /// The part of a script before the commands.
 const BEGIN: &str = r#"set -eu
 ip link set lo up
-listeners() { cat /proc/net/tcp /proc/net/tcp6 | grep -c ' 0A ' || true; }
-# Until the command in the background, which was started when there were $1 listeners, listens too.
+listeners() { cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == "0A" { print $10 }'; }
+# Until the command in the background, which was started when there were the listeners $@, listens too. Others may end meanwhile.
 listens() {
   for _ in $(seq 3000); do
-    [ "$(listeners)" -gt "$1" ] && return
+    for one in $(listeners); do
+      case " $* " in *" $one "*) ;; *) return ;; esac
+    done
     kill -0 $! || return 1
     sleep 0.01
   done
