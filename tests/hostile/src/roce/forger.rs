@@ -107,7 +107,13 @@ fn forge(target: Target, rounds: usize, rng: &mut Rng, report: &mut Report) -> i
     alive(&mut session, "another address", report)?;
     let read = session.next(READ_REQUEST).reth(open.addr, open.stag, 16);
     session.say(&read)?;
-    let answer = session.hear(REACTION)?.ok_or(io::ErrorKind::TimedOut)?;
+    // The victim may acknowledge what came before a little later.
+    let answer = loop {
+        let answer = session.hear(REACTION)?.ok_or(io::ErrorKind::TimedOut)?;
+        if answer.opcode != ACK {
+            break answer;
+        }
+    };
     // Behind the acknowledgement's header.
     let there = answer.rest.get(4..20).unwrap_or_default();
     report.case(
