@@ -427,7 +427,7 @@ fn programs(guest: &mut Guest) {
 
 /// One program that joins queue pairs by number.
 fn both_roles(guest: &mut Guest, weft: &Weft, line: &str, gid: &str) {
-    let index = if line.starts_with("ibv") { "-g" } else { "-x" };
+    let index = if line.contains("ibv_") { "-g" } else { "-x" };
     let ours = format!("{line} -d weft_ib0 {index} 0");
     let theirs = format!("timeout 100 {line} -d rxe0 {index} {gid}");
     let here = weft.start(&ours).listens(18515);
