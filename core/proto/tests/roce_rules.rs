@@ -224,7 +224,11 @@ fn a_missing_acknowledgement_is_asked_for_long_before_the_timer_ends() {
     let begun = asked + us(200);
     assert_eq!(psns(&mut conn, begun), [2]);
     let due = conn.deadline().expect("a time");
-    assert!(due < begun + Duration::from_millis(5), "{:?}", due.saturating_sub(begun));
+    assert!(
+        due < begun + Duration::from_millis(5),
+        "{:?}",
+        due.saturating_sub(begun)
+    );
     let first = Header {
         aeth: Some(Aeth {
             syndrome: ACK,

@@ -228,7 +228,10 @@ fn managed(guest: &mut Guest, weft: &Weft, server: &str, client: &str) {
             .is_some_and(|word| word.starts_with('-'))
     };
     let to = |line: &str, ip: &str| {
-        if is_named(line) {
+        if line.starts_with("udaddy") {
+            // Its option -p is something else.
+            format!("{line} {ip}")
+        } else if is_named(line) {
             format!("{line} {ip} -p 7176")
         } else {
             format!("{line} -p 7176 {ip}")
