@@ -151,6 +151,18 @@ impl Registration {
         let _ = epoll.modify(fd, self.token.0, interest | Interest::ONESHOT);
     }
 
+    /// Arms the source for what is of interest. Another thread may have been blocked meanwhile, and have armed before us: it is looked at once more.
+    pub(crate) fn arm_for(&self, fd: BorrowedFd<'_>, interest: impl Fn() -> Interest) {
+        let mut now = interest();
+        loop {
+            self.arm(fd, now);
+            let armed = std::mem::replace(&mut now, interest());
+            if now == armed {
+                break;
+            }
+        }
+    }
+
     /// Calls the source's `expired` at this time. A timer cannot be cancelled: a source ignores those that it does not need. It is not
     /// called after the end of the registration.
     pub(crate) fn set_timer(&self, at: Instant) {

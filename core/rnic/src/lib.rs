@@ -35,6 +35,7 @@ mod pending_dereg;
 mod pool;
 mod port_lease;
 mod qp;
+mod queues;
 mod report;
 mod roce;
 mod sidr;

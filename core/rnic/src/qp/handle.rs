@@ -23,7 +23,7 @@ use crate::comp_counters::CompCounters;
 use crate::cq::{Cq, Member};
 use crate::device::{Counted, Pd, PdInner, QpNumber};
 use crate::ext::QpExt;
-use crate::srq::{RecvQueue, Srq};
+use crate::srq::Srq;
 use crate::types::{
     ConnCounters, Error, Path, PostError, PostReason, QpState, RecvWr, Rnr, SendWr, WcStatus,
 };
@@ -118,10 +118,9 @@ pub struct Qp(
 
 impl Qp {
     fn new(pd: &Arc<PdInner>, num: QpNumber, init: &QpInit, count: Counted) -> Qp {
-        let recv = match (&init.xrc, &init.srq) {
-            (Some(domain), _) => RecvSource::Xrc(XrcTarget::new(Arc::clone(&domain.0))),
-            (None, Some(srq)) => RecvSource::Shared(Arc::clone(&srq.0)),
-            (None, None) => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
+        let recv = match &init.xrc {
+            Some(domain) => RecvSource::Xrc(XrcTarget::new(Arc::clone(&domain.0))),
+            None => RecvSource::of(init.srq.as_ref(), init.max_recv_wr, init.max_sge),
         };
         Qp(
             Self::make(pd, num.num, init, recv, false),

@@ -64,6 +64,7 @@ pub(crate) use limits::Limits;
 use peer::Peer;
 use place::Rx;
 use post::Posting;
+pub(crate) use post::may_be_put_off;
 pub(crate) use receives::RecvSource;
 pub(crate) use tx::{Local, do_local};
 

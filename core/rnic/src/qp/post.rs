@@ -16,6 +16,12 @@ const DEFER_MAX: u32 = 64;
 /// Requests with more payload than this are never put off.
 const DEFER_BYTES: u32 = 4096;
 
+/// Whether so many requests with so many bytes in all may wait for the next poll, which `before` posts have preceded since the last one: the first is sent
+/// at once, the 64th ends the wait, and long ones do not wait.
+pub(crate) fn may_be_put_off(before: u32, count: u32, bytes: u32) -> bool {
+    before > 0 && before % DEFER_MAX + count < DEFER_MAX && bytes / count <= DEFER_BYTES
+}
+
 /// What threads that post have left: requests for the holder of the lock, and counts.
 #[derive(Default)]
 pub(super) struct Posting {
@@ -193,9 +199,7 @@ impl QpInner {
         let seen = self.wake.defer(batch.count);
         let before = seen.posts();
         // A thread must be sure to drive later: a polling thread, or the engine's tick. A sleeping owner counts for neither.
-        before > 0
-            && before % DEFER_MAX + batch.count < DEFER_MAX
-            && batch.bytes / batch.count <= DEFER_BYTES
+        may_be_put_off(before, batch.count, batch.bytes)
             && !seen.has_sleepers()
             && self.state() == QpState::Rts
             && (!seen.is_armed() || self.posts_in_a_row(before))

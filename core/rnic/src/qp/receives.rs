@@ -9,8 +9,8 @@ use super::convert::zero_write;
 use super::{Core, QpInner, Slot, Stream, to_proto};
 use crate::cq::{CqInner, Member};
 use crate::lock::lock;
-use crate::srq::{RecvQueue, SrqInner};
-use crate::types::{QpState, RecvWr, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
+use crate::srq::{Lack, RecvQueue, Srq, SrqInner};
+use crate::types::{QpState, RecvWr, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus, sg_len};
 use crate::xrc::{NAMED, XrcTarget};
 
 pub(crate) enum RecvSource {
@@ -22,14 +22,47 @@ pub(crate) enum RecvSource {
     Xrc(XrcTarget),
 }
 
-impl QpInner {
-    pub(super) fn take_recv(&self) -> Option<RecvWr> {
-        match &self.recv {
+impl RecvSource {
+    /// The shared receive queue, or one of its own for so many receives of so many elements.
+    pub(crate) fn of(srq: Option<&Srq>, max_wr: u32, max_sge: u32) -> Self {
+        match srq {
+            Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
+            None => RecvSource::Own(RecvQueue::new(max_wr, max_sge)),
+        }
+    }
+
+    pub(crate) fn take(&self) -> Option<RecvWr> {
+        match self {
             RecvSource::Own(queue) => queue.take(),
             RecvSource::Shared(srq) => srq.take(),
             RecvSource::Twin(first) => first.upgrade()?.take_recv(),
             RecvSource::Xrc(target) => target.current()?.take(),
         }
+    }
+
+    /// Takes the oldest receive for a datagram, if it has room for so many bytes.
+    pub(crate) fn take_fitting(&self, len: u32) -> Result<RecvWr, Lack> {
+        let fits = |wr: &RecvWr| sg_len(&wr.sges).is_some_and(|room| room >= len);
+        match self {
+            RecvSource::Own(queue) => queue.take_if(fits).map(|(wr, _)| wr),
+            RecvSource::Shared(srq) => srq.take_if(fits),
+            RecvSource::Twin(_) | RecvSource::Xrc(_) => Err(Lack::Empty),
+        }
+    }
+
+    /// The domain of the memory that receives name, on a queue pair of the domain `own`.
+    pub(crate) fn pd(&self, own: PdId) -> PdId {
+        match self {
+            RecvSource::Xrc(target) => target.current().map_or(own, |srq| srq.pd.id),
+            RecvSource::Shared(srq) => srq.pd.id,
+            RecvSource::Own(_) | RecvSource::Twin(_) => own,
+        }
+    }
+}
+
+impl QpInner {
+    pub(super) fn take_recv(&self) -> Option<RecvWr> {
+        self.recv.take()
     }
 
     /// Returns a receive that was taken, and not used. Its waiters are notified once the lock is released: [`QpInner::recv_was_put_back`].
@@ -102,11 +135,7 @@ impl QpInner {
     /// The domain of the memory that receives name.
     #[inline]
     pub(super) fn recv_pd(&self) -> PdId {
-        match &self.recv {
-            RecvSource::Xrc(target) => target.current().map_or(self.pd.id, |srq| srq.pd.id),
-            RecvSource::Shared(srq) => srq.pd.id,
-            RecvSource::Own(_) | RecvSource::Twin(_) => self.pd.id,
-        }
+        self.recv.pd(self.pd.id)
     }
 
     /// The domain whose windows the peer may invalidate.

@@ -26,7 +26,6 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
 use weft_mem::{Access, KeyLock, Keys};
 use weft_proto::dgram::Now;
 pub use weft_proto::roce::Change as RoceChange;
@@ -37,17 +36,13 @@ use weft_wire::roce::{
     DEFAULT_PKEY, Header, ICRC_LEN, MASK_24, MAX_HEADER, NakCode, PORT, Service,
 };
 
-use crate::comp_counters::CompCounters;
-use crate::cq::CqInner;
 use crate::device::{Counted, DeviceInner, Pd, PdInner, QpNumber};
-use crate::engine::{guarded, on_engine};
 use crate::lock::{add_alone, lock};
-use crate::qp::{Limits, RecvSource, term_code, to_proto};
-use crate::srq::RecvQueue;
+use crate::qp::{Limits, RecvSource, may_be_put_off, term_code, to_proto};
+use crate::queues::Queues;
 use crate::timer;
 use crate::types::{
-    AsyncEvent, Error, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode,
-    WcStatus,
+    AsyncEvent, Error, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcStatus,
 };
 pub use cm::{
     ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceConn, RoceListening, RoceRequest,
@@ -76,10 +71,6 @@ pub fn roce_mtu(ip_mtu: u32, is_ipv6: bool) -> Option<u32> {
 
 /// Packets on their way at once, at most.
 const WINDOW: u32 = 256;
-/// Posts that may wait for the next poll, see [`RoceQp::post_send`].
-const DEFER_MAX: u32 = 64;
-/// Requests with more payload than this are never put off.
-const DEFER_BYTES: u32 = 4096;
 /// A peer is told of congestion no more often, as adapters do it.
 const NOTICE_EVERY: Duration = Duration::from_micros(50);
 
@@ -175,14 +166,12 @@ struct Way {
 pub(crate) struct RoceInner {
     num: u32,
     pd: Arc<PdInner>,
-    send_cq: Arc<CqInner>,
-    recv_cq: Arc<CqInner>,
+    queues: Queues,
     recv: RecvSource,
     service: Service,
     limits: Limits,
     access: AtomicU32,
     state: AtomicU8,
-    comp_counters: Option<Arc<CompCounters>>,
     counters: Counters,
     core: KeyLock<Core>,
 }
@@ -222,12 +211,8 @@ impl Pd {
         let inner = Arc::new(RoceInner {
             num: num.num,
             pd: Arc::clone(&self.0),
-            send_cq: Arc::clone(&init.send_cq.0),
-            recv_cq: Arc::clone(&init.recv_cq.0),
-            recv: match &init.srq {
-                Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
-                None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
-            },
+            queues: Queues::new(&init.send_cq, &init.recv_cq, init.comp_counters.clone()),
+            recv: RecvSource::of(init.srq.as_ref(), init.max_recv_wr, init.max_sge),
             service,
             limits: Limits {
                 max_send_wr: init.max_send_wr,
@@ -239,7 +224,6 @@ impl Pd {
             },
             access: AtomicU32::new(Access::all().bits()),
             state: AtomicU8::new(QpState::Init as u8),
-            comp_counters: init.comp_counters.clone(),
             counters: Counters::default(),
             core: KeyLock::new(Core {
                 conn: Connection::new(config(service, None, WINDOW)),
@@ -376,7 +360,7 @@ impl RoceQp {
             });
             *kept = Some(port.clone());
         }
-        for cq in inner.queues() {
+        for cq in inner.queues.each() {
             cq.attach_port(Arc::downgrade(port.inner()) as _);
         }
         let member = Arc::downgrade(inner);
@@ -457,7 +441,7 @@ impl RoceQp {
         self.inner.settle(&mut core);
         self.inner.end(&mut core);
         drop(core);
-        self.inner.call_hooks();
+        self.inner.queues.call_hooks();
     }
 
     /// Sends that were posted and are not complete.
@@ -482,7 +466,7 @@ impl Drop for RoceQp {
     fn drop(&mut self) {
         if let Some(port) = lock(&self.port).take() {
             port.inner().remove(self.inner.num);
-            for cq in self.inner.queues() {
+            for cq in self.inner.queues.each() {
                 cq.detach_port(&**port.inner());
             }
         }
@@ -506,30 +490,6 @@ impl RoceInner {
 
     fn device(&self) -> &Arc<DeviceInner> {
         &self.pd.device
-    }
-
-    fn queues(&self) -> SmallVec<[&Arc<CqInner>; 2]> {
-        let mut queues = SmallVec::from_iter([&self.send_cq]);
-        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            queues.push(&self.recv_cq);
-        }
-        queues
-    }
-
-    /// The caller must hold no lock: the layers above may do anything with the queue pair.
-    fn call_hooks(&self) {
-        if on_engine() {
-            for cq in self.queues() {
-                guarded(|| cq.call_hook());
-            }
-        }
-    }
-
-    /// Counts completed work, if the program has attached a counter.
-    fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
-        if let Some(comp_counters) = &self.comp_counters {
-            comp_counters.note(opcode, status, len);
-        }
     }
 
     fn check(&self, wr: &SendWr) -> Result<(), PostReason> {
@@ -561,7 +521,7 @@ impl RoceInner {
             }
         }
         drop(core);
-        self.call_hooks();
+        self.queues.call_hooks();
         refused.map_or(Ok(()), Err)
     }
 
@@ -591,9 +551,7 @@ impl RoceInner {
         }
         let before = core.posts;
         core.posts = before.wrapping_add(count);
-        before > 0
-            && before % DEFER_MAX + count < DEFER_MAX
-            && bytes / count <= DEFER_BYTES
+        may_be_put_off(before, count, bytes)
             && core.conn.state() == State::Open
             && way.port.is_polled()
     }
@@ -601,9 +559,7 @@ impl RoceInner {
     /// What there is to send goes after the next poll, or with what is posted before it.
     fn put_off(self: &Arc<Self>, core: &mut Core) {
         self.wait(core, false);
-        for cq in self.queues() {
-            cq.deferred.store(true, Ordering::Relaxed);
-        }
+        self.queues.defer();
     }
 
     /// Sends what was put off, before the end.
@@ -644,23 +600,16 @@ impl RoceInner {
                 continue;
             }
             let opcode = wr.op.opcode();
-            self.note(opcode, status, byte_len);
-            let failed = status != WcStatus::Success;
-            if failed || wr.signaled || self.limits.sq_sig_all {
-                let wc = Wc {
-                    wr_id: wr.id,
-                    status,
-                    opcode,
-                    byte_len,
-                    qp_num: self.num,
-                    wqes_retired: 1 + std::mem::take(&mut core.silent),
-                    ..Wc::default()
-                };
-                self.send_cq.push(&[wc], failed);
-            } else {
-                let counters = self.comp_counters.as_ref();
-                CompCounters::done_silently(counters, opcode, &mut core.silent);
-            }
+            let wc = Wc {
+                wr_id: wr.id,
+                status,
+                opcode,
+                byte_len,
+                qp_num: self.num,
+                ..Wc::default()
+            };
+            let wanted = wr.signaled || self.limits.sq_sig_all;
+            self.queues.sent(&mut core.silent, wanted, wc);
         }
     }
 
@@ -687,25 +636,11 @@ impl RoceInner {
                         None
                     });
                 }
-                _ if core.live => self.receive_failed(&wr, core.spoiled),
+                _ if core.live => self.queues.receive_failed(self.num, wr.id, core.spoiled),
                 _ => {}
             }
         }
         self.flush_receives(core);
-    }
-
-    /// A receive that failed.
-    fn receive_failed(&self, wr: &RecvWr, status: WcStatus) {
-        self.note(WcOpcode::Recv, status, 0);
-        let wc = Wc {
-            wr_id: wr.id,
-            status,
-            opcode: WcOpcode::Recv,
-            qp_num: self.num,
-            wqes_retired: 1,
-            ..Wc::default()
-        };
-        self.recv_cq.push(&[wc], true);
     }
 
     fn flush_receives(&self, core: &mut Core) {
@@ -714,7 +649,8 @@ impl RoceInner {
         };
         for wr in queue.drain() {
             if core.live {
-                self.receive_failed(&wr, WcStatus::WrFlushErr);
+                self.queues
+                    .receive_failed(self.num, wr.id, WcStatus::WrFlushErr);
             }
         }
     }
@@ -789,7 +725,7 @@ impl Member for RoceInner {
         if let Some((port, id)) = heard {
             port.manager.heard(&port, id);
         }
-        self.call_hooks();
+        self.queues.call_hooks();
     }
 
     fn congested(&self, from: SocketAddr) {
@@ -810,7 +746,7 @@ impl Member for RoceInner {
             self.go_on(&mut core);
         }
         drop(core);
-        self.call_hooks();
+        self.queues.call_hooks();
     }
 
     fn resume(self: Arc<Self>) {
@@ -820,7 +756,7 @@ impl Member for RoceInner {
             self.go_on(&mut core);
         }
         drop(core);
-        self.call_hooks();
+        self.queues.call_hooks();
     }
 
     fn leave(self: Arc<Self>) {

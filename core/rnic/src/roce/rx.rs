@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use weft_mem::{Access, MemError, PdId, Span};
+use weft_mem::{Access, MemError, Span};
 use weft_proto::roce::{Atomic, Received, Rx, State};
 use weft_wire::roce::{Header, NakCode, Service};
 
@@ -11,8 +11,7 @@ use super::train::ECN;
 use super::{Core, RoceInner};
 use crate::lock::add_alone;
 use crate::memory;
-use crate::qp::RecvSource;
-use crate::types::{RecvWr, Wc, WcOpcode, WcStatus, sg_len};
+use crate::types::{Wc, WcOpcode, WcStatus, sg_len};
 
 /// Why a request of the peer is refused, and what becomes of our receive.
 struct Refused {
@@ -102,7 +101,7 @@ impl RoceInner {
                         receive: WcStatus::LocLenErr,
                     });
                 }
-                let pd = self.recv_pd();
+                let pd = self.recv.pd(self.pd.id);
                 memory::scatter(&core.keys, pd, &wr.sges, offset, payload).map_err(|_| {
                     Refused {
                         code: NakCode::RemoteOperation,
@@ -187,7 +186,7 @@ impl RoceInner {
         } else {
             WcOpcode::Recv
         };
-        self.note(WcOpcode::Recv, WcStatus::Success, len);
+        self.queues.note(WcOpcode::Recv, WcStatus::Success, len);
         let wc = Wc {
             wr_id: wr.id,
             status: WcStatus::Success,
@@ -199,32 +198,16 @@ impl RoceInner {
             wqes_retired: 1,
             ..Wc::default()
         };
-        self.recv_cq.push(&[wc], solicited);
+        self.queues.recv.push(&[wc], solicited);
         Ok(())
     }
 
     /// Takes a receive, unless the message has one.
     fn has_receive(&self, core: &mut Core) -> bool {
         if core.recv.is_none() {
-            core.recv = self.take_recv();
+            core.recv = self.recv.take();
         }
         core.recv.is_some()
-    }
-
-    fn take_recv(&self) -> Option<RecvWr> {
-        match &self.recv {
-            RecvSource::Own(queue) => queue.take(),
-            RecvSource::Shared(srq) => srq.take(),
-            RecvSource::Twin(_) | RecvSource::Xrc(_) => None,
-        }
-    }
-
-    /// The domain of the memory that receives name.
-    fn recv_pd(&self) -> PdId {
-        match &self.recv {
-            RecvSource::Shared(srq) => srq.pd.id,
-            _ => self.pd.id,
-        }
     }
 
     fn may(&self, need: Access) -> Result<(), MemError> {

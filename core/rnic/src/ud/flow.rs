@@ -272,7 +272,7 @@ impl UdInner {
         self.set_flow_alarm(reliable, &mut inbound);
         drop(inbound);
         self.answer();
-        self.call_hooks();
+        self.queues.call_hooks();
     }
 
     /// Flows that need receives, or room for records, continue one after the other until one finds none.

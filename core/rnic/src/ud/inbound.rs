@@ -207,7 +207,7 @@ impl Drop for Hold<'_> {
         let Inbound { made, urgent, .. } = &mut *self.inbound;
         if !made.is_empty() {
             // One without room is of no more use, which its device's event says; the queue pair is not touched by it.
-            self.of.recv_cq.push(made, std::mem::take(urgent));
+            self.of.queues.recv.push(made, std::mem::take(urgent));
             made.clear();
         }
     }

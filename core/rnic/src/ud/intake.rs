@@ -249,7 +249,7 @@ impl UdInner {
             }
         };
         drop(inbound);
-        self.call_hooks();
+        self.queues.call_hooks();
         (next, answers)
     }
 

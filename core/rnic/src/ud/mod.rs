@@ -17,7 +17,6 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
 use weft_mem::KeyLock;
 use weft_proto::dgram::Config;
 use weft_wire::dgram;
@@ -50,15 +49,13 @@ use send::Sends;
 pub use weft_wire::dgram::FaultCode as UdFault;
 
 use crate::comp_counters::CompCounters;
-use crate::cq::{Cq, CqInner};
+use crate::cq::Cq;
 use crate::device::{Counted, Pd, PdInner, QpNumber};
-use crate::engine::{guarded, on_engine};
 use crate::lock::lock;
 use crate::qp::RecvSource;
-use crate::srq::{RecvQueue, Srq};
-use crate::types::{
-    Error, PostError, PostReason, QpState, RecvWr, SendWr, UdSource, WcOpcode, WcStatus,
-};
+use crate::queues::Queues;
+use crate::srq::Srq;
+use crate::types::{Error, PostError, PostReason, QpState, RecvWr, SendWr, UdSource};
 
 /// The longest message that is one datagram of version 1, in bytes: what every peer takes, and what programs of `InfiniBand` know as the MTU.
 pub const UD_MTU: u32 = dgram::MAX_PAYLOAD as u32;
@@ -258,8 +255,7 @@ pub(crate) struct UdInner {
     num: u32,
     pd: Arc<PdInner>,
     port: Arc<PortInner>,
-    send_cq: Arc<CqInner>,
-    recv_cq: Arc<CqInner>,
+    queues: Queues,
     recv: RecvSource,
     max_send_wr: u32,
     max_sge: u32,
@@ -278,7 +274,6 @@ pub(crate) struct UdInner {
     partial_records: bool,
     reliable: Option<Reliable>,
     gather: bool,
-    comp_counters: Option<Arc<CompCounters>>,
     /// A message found no receive, or no room for its record.
     starving: AtomicBool,
     sq_used: AtomicU32,
@@ -297,13 +292,6 @@ impl UdInner {
         self.down.is_some_and(|down| down.load(Ordering::Relaxed))
     }
 
-    /// Counts completed work, if the program has attached a counter.
-    fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
-        if let Some(comp_counters) = &self.comp_counters {
-            comp_counters.note(opcode, status, len);
-        }
-    }
-
     fn report(&self, error: UdError) {
         self.hold().report(error);
     }
@@ -311,7 +299,7 @@ impl UdInner {
     fn flush(&self) {
         self.flush_sends();
         self.flush_recvs(true);
-        self.call_hooks();
+        self.queues.call_hooks();
     }
 
     /// The time that the port was given has come.
@@ -336,16 +324,7 @@ impl UdInner {
         if let Some(reliable) = &self.reliable {
             self.reliable_on(reliable);
         }
-        self.call_hooks();
-    }
-
-    /// The caller must hold no lock: the layers above may do anything with the queue pair.
-    fn call_hooks(&self) {
-        if on_engine() {
-            for cq in self.queues() {
-                guarded(|| cq.call_hook());
-            }
-        }
+        self.queues.call_hooks();
     }
 }
 
@@ -391,7 +370,7 @@ impl UdQp {
             return Ok(());
         }
         let port = UdPort::join(&self.inner.pd.device, group, interfaces)?;
-        for cq in self.inner.queues() {
+        for cq in self.inner.queues.each() {
             cq.attach_port(Arc::downgrade(port.inner()) as _);
         }
         port.add(UD_GROUP, &self.inner);
@@ -410,7 +389,7 @@ impl UdQp {
 
     fn part_from(&self, port: &UdPort, num: u32) {
         port.remove(num);
-        for cq in self.inner.queues() {
+        for cq in self.inner.queues.each() {
             cq.detach_port(&**port.inner());
         }
     }
@@ -571,15 +550,7 @@ impl Drop for UdQp {
     }
 }
 
-impl UdInner {
-    fn queues(&self) -> SmallVec<[&Arc<CqInner>; 2]> {
-        let mut queues = SmallVec::from_iter([&self.send_cq]);
-        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            queues.push(&self.recv_cq);
-        }
-        queues
-    }
-}
+impl UdInner {}
 
 impl Pd {
     /// A datagram queue pair.
@@ -615,12 +586,8 @@ impl Pd {
             num: num.num,
             pd: Arc::clone(&self.0),
             port: Arc::clone(init.port.inner()),
-            send_cq: Arc::clone(&init.send_cq.0),
-            recv_cq: Arc::clone(&init.recv_cq.0),
-            recv: match &init.srq {
-                Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
-                None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
-            },
+            queues: Queues::new(&init.send_cq, &init.recv_cq, init.comp_counters.clone()),
+            recv: RecvSource::of(init.srq.as_ref(), init.max_recv_wr, init.max_sge),
             max_send_wr: init.max_send_wr,
             max_sge: init.max_sge,
             max_inline: init.max_inline,
@@ -639,13 +606,12 @@ impl Pd {
                 .reliable
                 .map(|settings| Reliable::new(settings, segment)),
             gather: init.gather,
-            comp_counters: init.comp_counters.clone(),
             starving: AtomicBool::new(false),
             sends: KeyLock::new(Sends::new(device.random_u32(), &device.table)),
             inbound: KeyLock::new(Inbound::new(config, &device.table)),
             counters: Counters::default(),
         });
-        for cq in inner.queues() {
+        for cq in inner.queues.each() {
             cq.attach_port(Arc::downgrade(&inner.port) as _);
         }
         init.port.add(num.num, &inner);

@@ -183,14 +183,7 @@ impl PortInner {
         if self.due.load(Ordering::SeqCst) {
             self.registration.poke();
         }
-        loop {
-            let interest = self.interest();
-            self.registration.arm(self.fd(), interest);
-            // Another thread may have been blocked meanwhile, and have armed before us.
-            if self.interest() == interest {
-                break;
-            }
-        }
+        self.registration.arm_for(self.fd(), || self.interest());
     }
 
     /// Looks which pipes there are.

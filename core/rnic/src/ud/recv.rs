@@ -15,7 +15,7 @@ use crate::lock::add_alone;
 use crate::memory;
 use crate::qp::RecvSource;
 use crate::srq::Lack;
-use crate::types::{QpState, RecvWr, UdSource, Wc, WcOpcode, WcStatus, sg_len};
+use crate::types::{QpState, RecvWr, UdSource, Wc, WcOpcode, WcStatus};
 
 impl UdInner {
     pub(super) fn hears(&self, inbound: &Inbound, qkey: u32) -> bool {
@@ -36,12 +36,7 @@ impl UdInner {
 
     /// Takes a receive for a message of this many bytes, plus the header space.
     pub(super) fn take_recv(&self, inbound: &mut Inbound, len: u32) -> Result<RecvWr, Lack> {
-        let fits = |wr: &RecvWr| sg_len(&wr.sges).is_some_and(|room| room >= len);
-        let take = || match &self.recv {
-            RecvSource::Own(queue) => queue.take_if(fits).map(|(wr, _)| wr),
-            RecvSource::Shared(srq) => srq.take_if(fits),
-            RecvSource::Twin(_) | RecvSource::Xrc(_) => Err(Lack::Empty),
-        };
+        let take = || self.recv.take_fitting(len);
         let taken = take();
         if matches!(taken, Err(Lack::Empty))
             && let Some(other) = inbound.reassembler.evict(|b| matches!(b, Buffer::Recv(_)))
@@ -105,7 +100,7 @@ impl UdInner {
             Ok(()) => WcStatus::Success,
             Err(_) => WcStatus::LocProtErr,
         };
-        self.note(WcOpcode::Recv, status, len);
+        self.queues.note(WcOpcode::Recv, status, len);
         inbound.urgent |= solicited || status != WcStatus::Success;
         inbound.made.push(Wc {
             wr_id: wr.id,
@@ -429,16 +424,8 @@ impl UdInner {
             return;
         }
         for wr in flushed {
-            self.note(WcOpcode::Recv, WcStatus::WrFlushErr, 0);
-            let wc = Wc {
-                wr_id: wr.id,
-                status: WcStatus::WrFlushErr,
-                opcode: WcOpcode::Recv,
-                qp_num: self.num,
-                wqes_retired: 1,
-                ..Wc::default()
-            };
-            self.recv_cq.push(&[wc], true);
+            self.queues
+                .receive_failed(self.num, wr.id, WcStatus::WrFlushErr);
         }
     }
 }

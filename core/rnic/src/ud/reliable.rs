@@ -184,7 +184,7 @@ impl UdInner {
         }
         self.pump(reliable, &mut paths);
         drop(paths);
-        self.call_hooks();
+        self.queues.call_hooks();
         result
     }
 
@@ -448,7 +448,7 @@ impl UdInner {
         paths.queue(key);
         self.pump(reliable, &mut paths);
         drop(paths);
-        self.call_hooks();
+        self.queues.call_hooks();
     }
 
     /// There may be room again, or a report has come, or the time of some is up: `false` when the socket has no room.

@@ -14,8 +14,6 @@ use weft_wire::dgram::{self, Segment, Target};
 use super::burst::Burst;
 use super::local::Pipe;
 use super::{OWN_QKEY, UD_MTU, UdDest, UdError, UdErrorKind, UdInner};
-use crate::comp_counters::CompCounters;
-use crate::cq::CqInner;
 use crate::lock::add_alone;
 use crate::types::{
     PostReason, QpState, RemoteAddr, SendOp, SendWr, Wc, WcOpcode, WcStatus, sub_list,
@@ -219,7 +217,7 @@ impl UdInner {
         });
         self.finish_train(&mut sends);
         drop(sends);
-        self.call_hooks();
+        self.queues.call_hooks();
         refused.map_or(Ok(()), Err)
     }
 
@@ -239,7 +237,7 @@ impl UdInner {
         }
         drop(sends);
         begun?;
-        self.call_hooks();
+        self.queues.call_hooks();
         Ok(())
     }
 
@@ -261,18 +259,14 @@ impl UdInner {
             self.port.wait_for_room(Arc::downgrade(self));
         }
         if holds {
-            for cq in self.queues() {
-                cq.deferred.store(true, Ordering::Relaxed);
-            }
+            self.queues.defer();
         }
         holds
     }
 
     /// Changes with each poll.
     fn polls(&self) -> u32 {
-        let taken = |cq: &CqInner| cq.taken.load(Ordering::Relaxed);
-        let found = taken(&self.send_cq).wrapping_add(taken(&self.recv_cq));
-        found.wrapping_add(self.port.lease.polls())
+        self.queues.taken().wrapping_add(self.port.lease.polls())
     }
 
     fn begin(
@@ -551,22 +545,16 @@ impl UdInner {
 
     fn done(&self, silent: &mut u32, send: &Staged, status: WcStatus) {
         self.count_used(u32::MAX);
-        self.note(send.opcode, status, send.len);
-        let failed = status != WcStatus::Success;
-        if failed || send.signaled || self.sq_sig_all {
-            let wc = Wc {
-                wr_id: send.id,
-                status,
-                opcode: send.opcode,
-                byte_len: if failed { 0 } else { send.len },
-                qp_num: self.num,
-                wqes_retired: 1 + std::mem::take(silent),
-                ..Wc::default()
-            };
-            self.send_cq.push(&[wc], failed);
-        } else {
-            CompCounters::done_silently(self.comp_counters.as_ref(), send.opcode, silent);
-        }
+        let wc = Wc {
+            wr_id: send.id,
+            status,
+            opcode: send.opcode,
+            byte_len: send.len,
+            qp_num: self.num,
+            ..Wc::default()
+        };
+        let wanted = send.signaled || self.sq_sig_all;
+        self.queues.sent(silent, wanted, wc);
     }
 
     /// The kernel, or a receiver, may have room again: `false` when the kernel has too little.
@@ -575,7 +563,7 @@ impl UdInner {
             Some(reliable) => self.reliable_on(reliable),
             None => self.send_waiting(),
         };
-        self.call_hooks();
+        self.queues.call_hooks();
         all
     }
 

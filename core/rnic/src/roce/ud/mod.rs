@@ -16,20 +16,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use smallvec::SmallVec;
 use weft_mem::KeyLock;
 use weft_wire::roce::Header;
 
 use super::port::{Arrival, Member, PortInner, RocePort};
 use super::scope_of;
 use crate::comp_counters::CompCounters;
-use crate::cq::{Cq, CqInner};
+use crate::cq::Cq;
 use crate::device::{Counted, Pd, PdInner, QpNumber};
-use crate::engine::{guarded, on_engine};
 use crate::lock::lock;
 use crate::qp::{Limits, RecvSource};
-use crate::srq::{RecvQueue, Srq};
-use crate::types::{Error, PostError, PostReason, QpState, RecvWr, SendWr, WcOpcode, WcStatus};
+use crate::queues::Queues;
+use crate::srq::Srq;
+use crate::types::{Error, PostError, PostReason, QpState, RecvWr, SendWr};
 use crate::ud::{UD_GROUP, UdDest};
 use recv::Inbound;
 use send::Sends;
@@ -128,8 +127,7 @@ struct Ports {
 struct Inner {
     num: u32,
     pd: Arc<PdInner>,
-    send_cq: Arc<CqInner>,
-    recv_cq: Arc<CqInner>,
+    queues: Queues,
     recv: RecvSource,
     limits: Limits,
     max_message: u32,
@@ -137,7 +135,6 @@ struct Inner {
     deaf_to_itself: bool,
     qkey: AtomicU64,
     state: AtomicU8,
-    comp_counters: Option<Arc<CompCounters>>,
     counters: Counters,
     ports: Mutex<Ports>,
     sends: KeyLock<Sends>,
@@ -173,12 +170,8 @@ impl Pd {
         let inner = Arc::new(Inner {
             num: num.num,
             pd: Arc::clone(&self.0),
-            send_cq: Arc::clone(&init.send_cq.0),
-            recv_cq: Arc::clone(&init.recv_cq.0),
-            recv: match &init.srq {
-                Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
-                None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
-            },
+            queues: Queues::new(&init.send_cq, &init.recv_cq, init.comp_counters.clone()),
+            recv: RecvSource::of(init.srq.as_ref(), init.max_recv_wr, init.max_sge),
             limits: Limits {
                 max_send_wr: init.max_send_wr,
                 max_sge: init.max_sge,
@@ -192,7 +185,6 @@ impl Pd {
             deaf_to_itself: init.deaf_to_itself,
             qkey: AtomicU64::new(NO_QKEY),
             state: AtomicU8::new(QpState::Rts as u8),
-            comp_counters: init.comp_counters.clone(),
             counters: Counters::default(),
             ports: Mutex::default(),
             sends: KeyLock::new(Sends::new(&device.table)),
@@ -326,7 +318,7 @@ impl RoceUdQp {
         self.inner.state.store(error, Ordering::Release);
         self.inner.flush_sends();
         self.inner.flush_receives();
-        self.inner.call_hooks();
+        self.inner.queues.call_hooks();
     }
 
     /// Sends that were posted and are not complete.
@@ -394,30 +386,6 @@ impl Inner {
         self.down.is_some_and(|down| down.load(Ordering::Relaxed))
     }
 
-    fn queues(&self) -> SmallVec<[&Arc<CqInner>; 2]> {
-        let mut queues = SmallVec::from_iter([&self.send_cq]);
-        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            queues.push(&self.recv_cq);
-        }
-        queues
-    }
-
-    /// The caller must hold no lock: the layers above may do anything with the queue pair.
-    fn call_hooks(&self) {
-        if on_engine() {
-            for cq in self.queues() {
-                guarded(|| cq.call_hook());
-            }
-        }
-    }
-
-    /// Counts completed work, if the program has attached a counter.
-    fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
-        if let Some(comp_counters) = &self.comp_counters {
-            comp_counters.note(opcode, status, len);
-        }
-    }
-
     fn hear_at(self: &Arc<Self>, ports: &mut Ports, port: &RocePort) {
         let same = |other: &RocePort| Arc::ptr_eq(other.inner(), port.inner());
         if !ports.gone && !ports.heard.iter().any(same) {
@@ -449,14 +417,14 @@ impl Inner {
         if ports.gone || ports.polled.iter().any(same) {
             return;
         }
-        for cq in self.queues() {
+        for cq in self.queues.each() {
             cq.attach_port(Arc::downgrade(port.inner()) as _);
         }
         ports.polled.push(port);
     }
 
     fn detach_port(&self, port: &Arc<PortInner>) {
-        for cq in self.queues() {
+        for cq in self.queues.each() {
             cq.detach_port(&**port);
         }
     }
@@ -469,7 +437,7 @@ impl Member for Inner {
 
     fn answer(self: Arc<Self>, _polled: bool) {
         self.complete_receives();
-        self.call_hooks();
+        self.queues.call_hooks();
     }
 
     /// Datagrams have no rate that could be lowered.
@@ -479,6 +447,6 @@ impl Member for Inner {
 
     fn resume(self: Arc<Self>) {
         self.send_waiting();
-        self.call_hooks();
+        self.queues.call_hooks();
     }
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
-use weft_mem::{Keys, PdId, Table};
+use weft_mem::{Keys, Table};
 use weft_wire::dgram::Grh;
 use weft_wire::roce::{DEFAULT_PKEY, Header};
 
@@ -13,7 +13,7 @@ use crate::lock::{add_alone, lock};
 use crate::memory;
 use crate::qp::RecvSource;
 use crate::srq::Lack;
-use crate::types::{QpState, RecvWr, UdSource, Wc, WcOpcode, WcStatus, sg_len};
+use crate::types::{QpState, UdSource, Wc, WcOpcode, WcStatus};
 
 /// The partition without the bit that tells full members.
 const PARTITION: u16 = DEFAULT_PKEY & 0x7fff;
@@ -69,7 +69,7 @@ impl Inner {
             return;
         }
         let len = (Grh::LEN + payload.len()) as u32;
-        let wr = match self.take_recv(len) {
+        let wr = match self.recv.take_fitting(len) {
             Ok(wr) => wr,
             Err(lack) => {
                 let counter = match lack {
@@ -87,7 +87,7 @@ impl Inner {
         };
         let mut front = [0; Grh::LEN];
         grh.emit(arrival.udp_len, &mut front);
-        let pd = self.recv_pd();
+        let pd = self.recv.pd(self.pd.id);
         let place = |at: u32, bytes: &[u8]| memory::scatter(&inbound.keys, pd, &wr.sges, at, bytes);
         let placed = place(0, &front).and_then(|()| place(Grh::LEN as u32, payload));
         let status = match placed {
@@ -95,7 +95,7 @@ impl Inner {
             Err(_) => WcStatus::LocProtErr,
         };
         add_alone(&self.counters.received, 1);
-        self.note(WcOpcode::Recv, status, len);
+        self.queues.note(WcOpcode::Recv, status, len);
         inbound.urgent |= header.solicited || status != WcStatus::Success;
         inbound.made.push(Wc {
             wr_id: wr.id,
@@ -123,7 +123,7 @@ impl Inner {
         let mut inbound = self.inbound.lock();
         let urgent = std::mem::take(&mut inbound.urgent);
         if inbound.live && !inbound.made.is_empty() {
-            self.recv_cq.push(&inbound.made, urgent);
+            self.queues.recv.push(&inbound.made, urgent);
         }
         inbound.made.clear();
     }
@@ -140,24 +140,6 @@ impl Inner {
             && ours(arrival.route.src.ip())
     }
 
-    /// A receive for a message of this many bytes, the routing header included.
-    fn take_recv(&self, len: u32) -> Result<RecvWr, Lack> {
-        let fits = |wr: &RecvWr| sg_len(&wr.sges).is_some_and(|room| room >= len);
-        match &self.recv {
-            RecvSource::Own(queue) => queue.take_if(fits).map(|(wr, _)| wr),
-            RecvSource::Shared(srq) => srq.take_if(fits),
-            RecvSource::Twin(_) | RecvSource::Xrc(_) => Err(Lack::Empty),
-        }
-    }
-
-    /// The domain of the memory that receives name.
-    fn recv_pd(&self) -> PdId {
-        match &self.recv {
-            RecvSource::Shared(srq) => srq.pd.id,
-            _ => self.pd.id,
-        }
-    }
-
     /// Ends all waiting receives, after those that are complete.
     pub(super) fn flush_receives(&self) {
         self.complete_receives();
@@ -169,16 +151,8 @@ impl Inner {
             if !inbound.live {
                 continue;
             }
-            self.note(WcOpcode::Recv, WcStatus::WrFlushErr, 0);
-            let wc = Wc {
-                wr_id: wr.id,
-                status: WcStatus::WrFlushErr,
-                opcode: WcOpcode::Recv,
-                qp_num: self.num,
-                wqes_retired: 1,
-                ..Wc::default()
-            };
-            self.recv_cq.push(&[wc], true);
+            self.queues
+                .receive_failed(self.num, wr.id, WcStatus::WrFlushErr);
         }
     }
 }

@@ -12,8 +12,6 @@ use super::super::port::PortInner;
 use super::super::scope_of;
 use super::super::train::{Course, Full, Train};
 use super::{Inner, NO_QKEY, is_at};
-use crate::comp_counters::CompCounters;
-use crate::cq::CqInner;
 use crate::lock::add_alone;
 use crate::types::{PostReason, QpState, SendOp, SendWr, Wc, WcOpcode, WcStatus};
 use crate::ud::{Burst, OWN_QKEY, UdDest};
@@ -167,15 +165,14 @@ impl Inner {
             }
             posted.map(drop)
         };
-        self.call_hooks();
+        self.queues.call_hooks();
         posted
     }
 
     /// Whether the train may wait for the coming poll: its program posts in bursts. The first packets of a burst are sent at once, and so is a shorter
     /// one, which ends it.
     fn holds(self: &Arc<Self>, sends: &mut Sends, to: &UdDest, way: &Way, len: u32) -> bool {
-        let taken = |cq: &CqInner| cq.taken.load(Ordering::Relaxed);
-        let found = taken(&self.send_cq).wrapping_add(taken(&self.recv_cq));
+        let found = self.queues.taken();
         sends
             .burst
             .add(to, len, found.wrapping_add(way.port.polls()));
@@ -190,16 +187,14 @@ impl Inner {
                 let member = Arc::downgrade(self);
                 way.port.wait(member, true);
             }
-            for cq in self.queues() {
-                cq.deferred.store(true, Ordering::Relaxed);
-            }
+            self.queues.defer();
         }
         holds
     }
 
     pub(super) fn send_staged(self: &Arc<Self>) {
         self.finish(&mut self.sends.lock());
-        self.call_hooks();
+        self.queues.call_hooks();
     }
 
     /// The way to a destination.
@@ -429,22 +424,15 @@ impl Inner {
         if !sends.live {
             return;
         }
-        self.note(send.opcode, status, send.len);
-        let failed = status != WcStatus::Success;
-        if failed || send.signaled || self.limits.sq_sig_all {
-            let wc = Wc {
-                wr_id: send.id,
-                status,
-                opcode: send.opcode,
-                byte_len: if failed { 0 } else { send.len },
-                qp_num: self.num,
-                wqes_retired: 1 + take(&mut sends.silent),
-                ..Wc::default()
-            };
-            self.send_cq.push(&[wc], failed);
-        } else {
-            let counters = self.comp_counters.as_ref();
-            CompCounters::done_silently(counters, send.opcode, &mut sends.silent);
-        }
+        let wc = Wc {
+            wr_id: send.id,
+            status,
+            opcode: send.opcode,
+            byte_len: send.len,
+            qp_num: self.num,
+            ..Wc::default()
+        };
+        let wanted = send.signaled || self.limits.sq_sig_all;
+        self.queues.sent(&mut sends.silent, wanted, wc);
     }
 }
