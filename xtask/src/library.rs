@@ -293,6 +293,9 @@ const TOGETHER: [&str; 11] = [
     "xtask",
 ];
 
+/// What `./x test` builds: a test then finds the code of a library compiled.
+const AS_TESTED: [&str; 4] = ["--workspace", "--features", "weft-exs/tokio", "--lib"];
+
 /// Builds the static library of a package (`lib{name}.a`) with cargo. Returns its path and its version.
 pub(crate) fn build(
     root: &Path,
@@ -304,10 +307,12 @@ pub(crate) fn build(
     let mut command = Command::new(&cargo);
     command
         .current_dir(root)
-        .args(["build", "--quiet", "--locked", "-p", package]);
-    if profile == Profile::Release {
-        command.args(TOGETHER.map(|package| format!("-p={package}")));
-    }
+        .args(["build", "--quiet", "--locked"]);
+    match profile {
+        Profile::Debug => command.args(AS_TESTED),
+        Profile::Release => command.args(TOGETHER.map(|package| format!("-p={package}"))),
+        Profile::Packaged => command.args(["-p", package]),
+    };
     let (profile, folder) = profile.names();
     command.args(["--profile", profile]);
     run(&mut command)?;

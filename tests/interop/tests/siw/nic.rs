@@ -26,10 +26,12 @@ fn host_program() -> PathBuf {
     beside("weft")
 }
 
-/// What cargo prints of this command.
-fn cargo(args: &[&str]) -> String {
+/// What cargo prints of this command, with the features of `./x test`: they are built already.
+fn cargo(command: &str, args: &[&str]) -> String {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let done = cargo.args(args).stderr(Stdio::inherit()).output();
+    cargo.args([command, "--quiet", "--locked", "--workspace"]);
+    cargo.args(["--features", "weft-exs/tokio"]).args(args);
+    let done = cargo.stderr(Stdio::inherit()).output();
     let done = done.expect("cargo runs");
     assert!(done.status.success(), "{cargo:?}");
     String::from_utf8(done.stdout).unwrap()
@@ -52,7 +54,7 @@ fn put(siw: &mut Siw, program: &Path, name: &str) {
 /// The guest with the program in /tmp, and rxe0 on the interface that siw0 is on.
 fn prepared(siw: &mut Siw) {
     siw.driver(&[]);
-    cargo(&["build", "--quiet", "--locked", "-p", "weft"]);
+    cargo("build", &["--bin", "weft"]);
     put(siw, &host_program(), "weft");
     // rdma_cm takes the address for the device that came first: siw0, whatever a failed test has left.
     let add = "rdma link del rxe0 2>/dev/null; rdma link | grep -q siw0 || rdma link add siw0 type siw netdev eth0; \
@@ -245,7 +247,7 @@ fn fs_on(siw: &mut Siw, device: &str, has_atomics: bool) {
 fn remote_memory_as_files_runs_on_the_kernels_devices() {
     let Some(mut siw) = siw() else { return };
     prepared(&mut siw);
-    cargo(&["build", "--quiet", "--locked", "-p", "weft-fs"]);
+    cargo("build", &["--bin", "weft-fs"]);
     put(&mut siw, &beside("weft-fs"), "weft-fs");
     siw.guest.must("rdma link del rxe0", STEP);
     fs_on(&mut siw, "siw0", false);
@@ -288,16 +290,8 @@ fn auto_takes_the_device_of_the_route() {
 
 /// The test program of this package with this name.
 fn test_program(name: &str) -> PathBuf {
-    let build = [
-        "test",
-        "--quiet",
-        "--locked",
-        "-p",
-        "weft-interop",
-        "--no-run",
-    ];
-    let args = [&build[..], &["--message-format=json", "--test", name]].concat();
-    let built = cargo(&args);
+    let args = ["--no-run", "--message-format=json", "--test", name];
+    let built = cargo("test", &args);
     let begin = "\"executable\":\"";
     let lines = built.lines().filter_map(|line| line.split_once(begin));
     let path = lines
@@ -479,8 +473,7 @@ fn extended_sockets_on_siw_and_on_the_soft_rnic_of_the_host_reach_each_other() {
     let Some(mut siw) = siw() else { return };
     prepared(&mut siw);
     siw.guest.must("rdma link del rxe0", STEP);
-    let build = ["build", "--quiet", "--locked", "-p", "weft-exs"];
-    cargo(&[&build[..], &["--example", "echo"]].concat());
+    cargo("build", &["--example", "echo"]);
     let echo = beside("examples/echo");
     put(&mut siw, &echo, "echo");
 
