@@ -59,7 +59,11 @@ impl End {
         Self::on(&Device::open().unwrap(), ip, init)
     }
 
-    fn on(device: &Device, ip: IpAddr, init: impl FnOnce(&Device, &Pd, &mut RoceInit)) -> End {
+    pub(crate) fn on(
+        device: &Device,
+        ip: IpAddr,
+        init: impl FnOnce(&Device, &Pd, &mut RoceInit),
+    ) -> End {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(256, None).unwrap();
         let mut parameters = RoceInit::new(&cq, &cq);

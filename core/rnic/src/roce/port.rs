@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use weft_lock::ShortLock;
 use weft_proto::dgram::Now;
 use weft_sys::udp::{RecvBatch, UdpSocket};
-use weft_sys::{Event, Interest};
+use weft_sys::{Event, Interest, Withheld, withhold};
 use weft_wire::roce::cm;
 use weft_wire::roce::{Header, ICRC_LEN, Icrc, PORT, Route};
 
@@ -94,6 +94,8 @@ struct Rx {
 
 pub(crate) struct PortInner {
     pub(super) device: Arc<DeviceInner>,
+    /// A forked child would keep it in the group, and never receive.
+    _withheld: Option<Withheld>,
     socket: UdpSocket,
     addr: SocketAddr,
     registration: Registration,
@@ -325,6 +327,7 @@ impl PortInner {
         let inner = Arc::new(PortInner {
             device: Arc::clone(device),
             addr: socket.local_addr()?,
+            _withheld: withhold(&socket).ok(),
             socket,
             registration: Registration::new(&device.engine),
             members: RwLock::default(),

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use weft_sys::unix::{self, Name};
-use weft_sys::{Event, Interest};
+use weft_sys::{Event, Interest, Withheld, withhold};
 
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
@@ -55,6 +55,8 @@ pub(super) trait Shared: Send + Sync {
 pub(super) struct Siblings {
     slot: u8,
     next: AtomicU32,
+    /// A forked child does not keep the slot.
+    _withheld: Option<Withheld>,
     door: OwnedFd,
     registration: Registration,
     engine: Arc<Engine>,
@@ -78,6 +80,7 @@ struct Links {
 /// A connection to a sibling.
 struct Link {
     owner: Weak<Siblings>,
+    _withheld: Option<Withheld>,
     fd: OwnedFd,
     /// 0: it has not said it yet.
     slot: AtomicU8,
@@ -112,6 +115,7 @@ impl Siblings {
         let siblings = Arc::new(Siblings {
             slot,
             next: AtomicU32::new((random >> 32) as u32),
+            _withheld: withhold(&door).ok(),
             door,
             registration: Registration::new(engine),
             engine: Arc::clone(engine),
@@ -159,6 +163,7 @@ impl Siblings {
         unix::set_send_room(&fd, ROOM);
         let link = Arc::new(Link {
             owner: Arc::downgrade(self),
+            _withheld: withhold(&fd).ok(),
             fd,
             slot: AtomicU8::new(slot),
             registration: Registration::new(&self.engine),
@@ -171,7 +176,7 @@ impl Siblings {
             }
             links.all.push(Arc::clone(&link));
             if slot != 0 {
-                links.of.entry(slot).or_insert_with(|| Arc::clone(&link));
+                links.of.insert(slot, Arc::clone(&link));
             }
             self.alone.store(false, Ordering::SeqCst);
         }
@@ -289,7 +294,7 @@ impl Siblings {
             Some(Message::Hello { slot: named }) if slot == 0 && SLOTS.contains(&named) => {
                 link.slot.store(named, Ordering::Relaxed);
                 let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
-                links.of.entry(named).or_insert_with(|| Arc::clone(link));
+                links.of.insert(named, Arc::clone(link));
             }
             Some(Message::Packets(envelope, packets)) => {
                 if let Some(port) = self.port(&envelope.port) {
@@ -415,6 +420,7 @@ impl Source for Link {
 
 /// A port number of a service that this process has at an address; another process that asks is refused as long as this lives.
 pub(super) struct Claim {
+    _withheld: Option<Withheld>,
     _name: OwnedFd,
 }
 
@@ -429,7 +435,11 @@ impl Claim {
     /// `AddrInUse` if another process has it.
     pub(super) fn take(kind: &str, port: PortName, number: u16) -> io::Result<Claim> {
         let name = service_name(kind, port, number);
-        unix::claim(name.as_bytes()).map(|name| Claim { _name: name })
+        let name = unix::claim(name.as_bytes())?;
+        Ok(Claim {
+            _withheld: withhold(&name).ok(),
+            _name: name,
+        })
     }
 
     /// Whether a process has it.
