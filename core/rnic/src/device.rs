@@ -129,6 +129,8 @@ pub(crate) struct DeviceInner {
     pub(crate) srqs: Arc<AtomicU32>,
     /// The ports of RoCE that are open.
     pub(crate) roce_ports: Mutex<HashMap<(IpAddr, u32), Weak<dyn Any + Send + Sync>>>,
+    /// What the device has of the others that share its addresses.
+    pub(crate) roce_siblings: Mutex<Option<Box<dyn Any + Send + Sync>>>,
     seed: AtomicU64,
     events: Mutex<VecDeque<AsyncEvent>>,
     events_fd: EventFd,
@@ -294,6 +296,7 @@ impl DeviceBuilder {
             cqs: Arc::default(),
             srqs: Arc::default(),
             roce_ports: Mutex::default(),
+            roce_siblings: Mutex::default(),
             seed: AtomicU64::new(1),
             events: Mutex::default(),
             events_fd: EventFd::new().map_err(Error::os("eventfd"))?,

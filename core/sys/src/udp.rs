@@ -16,6 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::raw::retry;
 use crate::tcp::BindOptions;
 
+mod group;
+
+pub use group::Choice;
+
 /// Room for a packet information, traffic classes of both families and a segment length, with the kernel's alignment.
 #[derive(Default)]
 struct Control {
@@ -190,6 +194,15 @@ impl UdpSocket {
         buffer: usize,
         options: BindOptions,
     ) -> io::Result<UdpSocket> {
+        UdpSocket::make(addr, buffer, options, false)
+    }
+
+    fn make(
+        addr: SocketAddr,
+        buffer: usize,
+        options: BindOptions,
+        in_group: bool,
+    ) -> io::Result<UdpSocket> {
         let v6 = addr.is_ipv6();
         let family = if v6 {
             AddressFamily::INET6
@@ -214,6 +227,9 @@ impl UdpSocket {
         }
         sockopt::set_socket_reuseaddr(&fd, options.share)?;
         sockopt::set_socket_broadcast(&fd, true)?;
+        if in_group {
+            sockopt::set_socket_reuseport(&fd, true)?;
+        }
         net::bind(&fd, &addr)?;
         Ok(UdpSocket {
             fd,

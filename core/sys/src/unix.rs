@@ -38,6 +38,8 @@ pub enum Kind {
     Packets,
     /// A stream of bytes (`SOCK_STREAM`).
     Stream,
+    /// No connections (`SOCK_DGRAM`).
+    Datagrams,
 }
 
 /// What a socket is called.
@@ -64,6 +66,7 @@ fn socket(kind: Kind) -> io::Result<OwnedFd> {
         match kind {
             Kind::Packets => SocketType::SEQPACKET,
             Kind::Stream => SocketType::STREAM,
+            Kind::Datagrams => SocketType::DGRAM,
         },
         SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
         None,
@@ -137,6 +140,78 @@ pub fn connect_to_stranger(name: Name<'_>, kind: Kind) -> io::Result<OwnedFd> {
     take_rights(&fd, false);
     net::connect(&fd, &name.addr()?)?;
     Ok(fd)
+}
+
+/// Connects to the first of these names that takes us, for each of them one system call; see [`connect`]. Names that nobody has are passed over, those
+/// with another error are told to `failed`.
+///
+/// # Errors
+/// Those of making a socket.
+pub fn connect_to_each<N: AsRef<[u8]>>(
+    names: impl IntoIterator<Item = N>,
+    mut made: impl FnMut(N, OwnedFd),
+    mut failed: impl FnMut(N, io::Error),
+) -> io::Result<()> {
+    let mut fd = socket(Kind::Packets)?;
+    for name in names {
+        match net::connect(&fd, &Name::Abstract(name.as_ref()).addr()?) {
+            Ok(()) => made(name, std::mem::replace(&mut fd, socket(Kind::Packets)?)),
+            Err(Errno::CONNREFUSED) => {}
+            Err(error) => failed(name, error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Takes a name, as long as the socket lives: nothing is received.
+///
+/// # Errors
+/// `AddrInUse` if somebody has it.
+pub fn claim(name: &[u8]) -> io::Result<OwnedFd> {
+    let fd = socket(Kind::Datagrams)?;
+    net::bind(&fd, &Name::Abstract(name).addr()?)?;
+    net::shutdown(&fd, net::Shutdown::Read)?;
+    Ok(fd)
+}
+
+/// Whether somebody has taken a name with [`claim`].
+pub fn is_claimed(name: &[u8]) -> bool {
+    let asked = || -> io::Result<bool> {
+        let fd = socket(Kind::Datagrams)?;
+        let taken = net::connect(&fd, &Name::Abstract(name).addr()?);
+        Ok(taken != Err(Errno::CONNREFUSED))
+    };
+    asked().unwrap_or(false)
+}
+
+/// Sends one message that lies in two pieces, without an allocation, whole or not at all.
+///
+/// # Errors
+/// As [`send_with_fds`].
+pub fn send_pieces(fd: impl AsFd, pieces: [&[u8]; 2]) -> io::Result<()> {
+    let pieces = pieces.map(IoSlice::new);
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let send = || net::sendmsg(&fd, &pieces, &mut SendAncillaryBuffer::default(), flags);
+    rustix::io::retry_on_intr(send)?;
+    Ok(())
+}
+
+/// Takes one message without what came beside it. `None` is the end of the stream; what does not fit is cut off.
+///
+/// # Errors
+/// `WouldBlock` when nothing has arrived.
+pub fn recv_bytes(fd: impl AsFd, into: &mut [u8]) -> io::Result<Option<usize>> {
+    let recv = || net::recv(&fd, &mut *into, net::RecvFlags::DONTWAIT);
+    let (len, _) = rustix::io::retry_on_intr(recv)?;
+    Ok((len > 0).then_some(len))
+}
+
+/// Asks for room for so many bytes that are sent and not received yet, as far as the system allows.
+pub fn set_send_room(fd: impl AsFd, bytes: usize) {
+    if sockopt::set_socket_send_buffer_size_force(&fd, bytes).is_err() {
+        // Not privileged: within the system's limit, or as it was.
+        let _ = sockopt::set_socket_send_buffer_size(&fd, bytes);
+    }
 }
 
 /// Whether messages may bring descriptors from now on; without, who sends one gets an error. Before Linux 6.16 they always may: then even the `close` of a

@@ -20,6 +20,7 @@ mod reliable;
 mod roce;
 mod roce_cm;
 mod roce_on_the_way;
+mod roce_siblings;
 mod roce_ud;
 mod scribble;
 mod segments;

@@ -59,14 +59,17 @@ impl End {
         Self::on(&Device::open().unwrap(), ip, init)
     }
 
-    fn on(device: &Device, ip: IpAddr, init: impl FnOnce(&Device, &Pd, &mut RoceInit)) -> End {
+    pub(crate) fn on(
+        device: &Device,
+        ip: IpAddr,
+        init: impl FnOnce(&Device, &Pd, &mut RoceInit),
+    ) -> End {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(256, None).unwrap();
         let mut parameters = RoceInit::new(&cq, &cq);
-        parameters.num = Some(rand_number());
         init(device, &pd, &mut parameters);
         End {
-            port: crate::roce_ud::bind(device, ip),
+            port: device.bind_roce(ip, 0).unwrap(),
             qp: Arc::new(pd.create_roce_qp(&parameters).unwrap()),
             mr: pd.alloc_mr(1 << 20, Access::all()).unwrap(),
             device: device.clone(),
@@ -110,12 +113,7 @@ impl End {
     }
 }
 
-fn rand_number() -> u32 {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    0x12_3400 + u32::from(NEXT.fetch_add(1, Ordering::Relaxed))
-}
-
-fn join(a: &End, b: &End, options: &Options) {
+pub(crate) fn join(a: &End, b: &End, options: &Options) {
     a.qp.receive_from(&a.port, &b.path(options)).unwrap();
     b.qp.receive_from(&b.port, &a.path(options)).unwrap();
     a.qp.send_with(&options.send).unwrap();
@@ -828,13 +826,12 @@ fn requests_are_refused_by_programs_and_where_nobody_listens() {
 }
 
 #[test]
-fn a_taken_port_is_an_error() {
+fn a_port_that_another_program_has_is_an_error() {
     let ip = address();
-    let first = Device::open().unwrap();
-    let port = first.bind_roce(ip, 0).unwrap();
-    let second = Device::open().unwrap();
-    let refused = second.bind_roce(ip, 0).map(|_| ()).unwrap_err();
+    let other = std::net::UdpSocket::bind((ip, 4791)).unwrap();
+    let device = Device::open().unwrap();
+    let refused = device.bind_roce(ip, 0).map(|_| ()).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::AddrInUse);
-    drop(port);
-    second.bind_roce(ip, 0).unwrap();
+    drop(other);
+    device.bind_roce(ip, 0).unwrap();
 }

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -34,11 +34,6 @@ fn address() -> IpAddr {
     Ipv4Addr::new(127, 128 | high, low, last).into()
 }
 
-fn number() -> u32 {
-    static NEXT: AtomicU32 = AtomicU32::new(0x43_2100);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
 struct Side {
     device: Device,
     pd: Pd,
@@ -47,27 +42,13 @@ struct Side {
     mr: Mr,
 }
 
-/// The address of IPv6 is everyone's: waits for it.
-pub(crate) fn bind(device: &Device, ip: IpAddr) -> RocePort {
-    let begun = Instant::now();
-    loop {
-        match device.bind_roce(ip, 0) {
-            Err(error) if ip.is_ipv6() && error.kind() == std::io::ErrorKind::AddrInUse => {
-                assert!(begun.elapsed() < PATIENCE, "{error}");
-                std::thread::yield_now();
-            }
-            port => return port.unwrap(),
-        }
-    }
-}
-
 impl Side {
     fn at(ip: IpAddr) -> Side {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
         Side {
             cq: device.create_cq(1024, None).unwrap(),
-            port: bind(&device, ip),
+            port: device.bind_roce(ip, 0).unwrap(),
             mr: pd.alloc_mr(1 << 20, Access::all()).unwrap(),
             pd,
             device,
@@ -81,7 +62,6 @@ impl Side {
     /// One that hears nothing yet.
     fn deaf(&self, change: impl FnOnce(&mut RoceUdInit)) -> RoceUdQp {
         let mut init = RoceUdInit::new(&self.cq, &self.cq);
-        init.num = Some(number());
         init.max_message = 4096;
         change(&mut init);
         self.pd.create_roce_ud_qp(&init).unwrap()

@@ -62,6 +62,7 @@ fn in_a_network_of_its_own() {
     ip(&format!("link set {TAP} up"));
     needs_its_port_and_its_way();
     two_processes();
+    one_address();
     let mut guest = match Guest::boot_on(TAP) {
         Ok(guest) => guest,
         Err(why) => return say(&format!("skipped: {why}")),
@@ -280,7 +281,7 @@ fn weft() -> Weft {
         .limit(LIMIT)
 }
 
-/// Two processes of one address, a path MTU that is too long for the way, and TLS, are errors that are said.
+/// A port that another program has, a path MTU that is too long for the way, and TLS, are errors that are said.
 fn needs_its_port_and_its_way() {
     if !have(&[("ibv_rc_pingpong", "ibverbs-utils")]) {
         return;
@@ -298,11 +299,14 @@ fn needs_its_port_and_its_way() {
     client.good();
     // The end that is refused leaves the other one waiting.
     let short = || weft().limit(Duration::from_secs(10));
-    let (server, client) = run(&short(), "-g 1", "-g 1");
-    let both = [&server, &client];
-    assert!(both.iter().any(|done| !done.is_good()));
-    let text = both.map(weft_dropin::Done::show).concat();
-    assert!(text.contains("no RoCE on UDP port 4791"), "{text}");
+    let other = std::net::UdpSocket::bind("127.0.0.2:4791").expect("a port");
+    let (server, client) = run(&short(), "-g 1", "-g 2");
+    drop(other);
+    let text = [&server, &client].map(weft_dropin::Done::show).concat();
+    assert!(
+        !client.is_good() && text.contains("no RoCE on UDP port 4791"),
+        "{text}"
+    );
     ip("link set lo mtu 1500");
     let (server, client) = run(&short(), "-g 1 -m 4096", "-g 2 -m 4096");
     ip("link set lo mtu 65536");
@@ -340,8 +344,7 @@ fn datagrams() -> u64 {
     sent.expect("a counter")
 }
 
-/// Programs on two addresses of this host, one process each: those of `rdma_cm`, and UCX's transport of reliable connections. What UCX has above it makes
-/// its connections by datagrams, which the first process of a host has for itself.
+/// Programs on two addresses of this host, one process each: those of `rdma_cm`, and UCX's transport of reliable connections.
 fn two_processes() {
     let at = |gid: &str| weft().env("UCX_IB_GID_INDEX", gid);
     let (one, two) = (at("1"), at("2"));
@@ -393,6 +396,104 @@ fn two_processes() {
             drop(server);
             wire(line, before);
         }
+    }
+}
+
+/// All processes at one address of this host: two pairs of perftest at once, listeners, UCX's upper layer, and MPI on it.
+fn one_address() {
+    let weft = weft().env("UCX_IB_GID_INDEX", "0");
+    if have(PROGRAMS) {
+        for line in [
+            "ib_write_bw -F -n 500 -s 65536 -d weft_ib0 -x 0",
+            "ib_send_lat -F -n 200 -s 64 -d weft_ib0 -x 0",
+            "ib_send_bw -F -n 500 -s 1000 -c UD -d weft_ib0 -x 0",
+            "ib_read_bw -R -F -n 500 -s 65536 -d weft_ib0",
+        ] {
+            let managed = line.contains(" -R ");
+            let servers = [18_601, 18_602].map(|port| {
+                let server = weft.start(&format!("{line} -p {port}"));
+                // With -R it has no TCP port.
+                let server = if managed {
+                    server
+                } else {
+                    server.listens(port)
+                };
+                (server, format!("{line} -p {port} {HOST}"))
+            });
+            thread::scope(|scope| {
+                for (_, client) in &servers {
+                    let weft = &weft;
+                    scope.spawn(move || retry_program(weft, client).good().is_good());
+                }
+            });
+            for (server, _) in servers {
+                server.end().good();
+            }
+            say(&format!("{line}: two pairs at one address"));
+        }
+    }
+    if have(&[("ucmatose", "rdmacm-utils")]) {
+        let line = "ucmatose -c 10 -C 20 -S 5000 -p 7176";
+        let server = weft.start(&format!("{line} -b {HOST}"));
+        retry_program(&weft, &format!("{line} -s {HOST}")).good();
+        server.end().good();
+        say("ucmatose at one address");
+    }
+    if have(&[("ucx_perftest", "ucx-utils")]) {
+        for tls in ["ud_verbs,self", "rc_verbs,ud_verbs,self"] {
+            let weft = weft
+                .clone()
+                .env("UCX_TLS", tls)
+                .env("UCX_NET_DEVICES", "weft_ib0:1");
+            for line in [
+                "ucx_perftest -n 500 -s 8 -t tag_lat",
+                "ucx_perftest -n 500 -s 65536 -t tag_bw",
+                "ucx_perftest -n 500 -s 65536 -t ucp_put_bw",
+                "ucx_perftest -n 500 -s 65536 -t ucp_get",
+            ] {
+                let before = datagrams();
+                let server = weft.start(&format!("{line} -p 13338")).listens(13338);
+                let client = weft.run(&format!("{line} -p 13338 {HOST}"));
+                client.good().says("Final:");
+                drop(server);
+                let sent = datagrams() - before;
+                assert!(sent > 100, "{line}: {sent} datagrams");
+                say(&format!(
+                    "{line} over {tls} at one address: {sent} datagrams or trains"
+                ));
+            }
+        }
+    }
+    mpi(&weft);
+}
+
+/// A ring of ranks on Open MPI and UCX, all at one address.
+fn mpi(weft: &Weft) {
+    if !have(&[("mpicc", "libopenmpi-dev"), ("mpirun", "openmpi-bin")]) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("ring").display().to_string();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/ring.c");
+    Weft::bare()
+        .run(&format!("mpicc -o {program} {source}"))
+        .good();
+    let weft = weft
+        .clone()
+        .env("UCX_TLS", "rc_verbs,ud_verbs,self")
+        .env("UCX_NET_DEVICES", "weft_ib0:1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    for ranks in [2, 3] {
+        let before = datagrams();
+        let options = "--oversubscribe --mca pml ucx --mca pml_ucx_tls any --mca pml_ucx_devices any --mca btl ^openib,tcp,vader";
+        let done = weft.run(&format!("mpirun {options} -n {ranks} {program}"));
+        done.good().says(&format!("{ranks} ranks, all bytes right"));
+        let sent = datagrams() - before;
+        assert!(sent > 100, "{ranks} ranks: {sent} datagrams");
+        say(&format!(
+            "Open MPI with {ranks} ranks at one address: {sent} datagrams or trains"
+        ));
     }
 }
 

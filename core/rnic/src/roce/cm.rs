@@ -17,7 +17,7 @@ use weft_wire::roce::{DEFAULT_PKEY, Deth, Header, Icrc, MASK_24, Op, Opcode, Rou
 
 use super::admit::refuse;
 use super::connections::{Asked, Connection, Listener, Manager, OnRequest, Todo, gid_of};
-use super::port::{Manages, PortInner};
+use super::port::{Manages, PortInner, Whose, siblings};
 use super::sidr::Sidr;
 use super::terms::{RoceConnect, RoceEvent};
 use super::{RocePath, RocePort, RoceQp, RoceSend, peer_addr, roce_mtu, scope_of};
@@ -89,12 +89,22 @@ pub struct RoceRequest {
 }
 
 impl Device {
-    /// The RoCE port of a local address: the same one while a handle of it lives. With a link-local address of IPv6, `scope` is the interface.
+    /// The RoCE port of a local address: the same one while a handle of it lives. Other devices and processes of this user may have it too. With a link-local address of IPv6, `scope` is the interface.
     ///
     /// # Errors
-    /// As `bind(2)`: `AddrInUse` if another process, or the kernel's `rxe`, has the port; `Unsupported` on a simulated network; `PermissionDenied` with TLS.
+    /// As `bind(2)`: `AddrInUse` if another user's process, or the kernel's `rxe`, has the port, or no slot for a further process is left; `Unsupported` on a simulated network; `PermissionDenied` with TLS.
     pub fn bind_roce(&self, ip: IpAddr, scope: u32) -> io::Result<RocePort> {
         RocePort::bind(&self.0, ip, scope, Box::<Managers>::default())
+    }
+}
+
+impl Device {
+    /// A number for a queue pair of RoCE, by which packets find this device among those that share an address. A queue pair may have it already.
+    ///
+    /// # Errors
+    /// As [`Device::bind_roce`].
+    pub fn roce_number(&self) -> io::Result<u32> {
+        siblings(&self.0).map(|siblings| siblings.number())
     }
 }
 
@@ -109,6 +119,21 @@ fn manager(port: &PortInner) -> MutexGuard<'_, Manager> {
 }
 
 impl Manages for Managers {
+    fn whose(&self, port: &PortInner, from: SocketAddr, payload: &[u8]) -> Whose {
+        port.whose_is(payload, |message| match message {
+            Message::SidrReq(req) => port.serves(req.service_id),
+            Message::Req(req) => {
+                let manager = lock(&self.connections);
+                let listens = |number| manager.listeners.contains_key(&number);
+                let number =
+                    cm::service(req.service_id).filter(|(space, _)| *space == PortSpace::Tcp);
+                manager.find(from.ip(), message).is_some()
+                    || number.is_some_and(|(_, number)| listens(number))
+            }
+            _ => true,
+        })
+    }
+
     fn hear(&self, port: &PortInner, from: SocketAddr, payload: &[u8]) {
         port.hear(from, payload);
     }
@@ -206,7 +231,7 @@ impl RocePort {
     /// `backlog` requests wait to be [`seen`](RoceRequest::seen), further ones are not heard; their peers ask again.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is a listener.
+    /// [`Error::Invalid`] if there is a listener; [`Error::Os`] (`AddrInUse`) if another process that has the address too has one.
     pub fn listen(
         &self,
         number: u16,
@@ -217,6 +242,8 @@ impl RocePort {
         if manager.listeners.contains_key(&number) {
             return Err(Error::Invalid("another listener has this port number"));
         }
+        let claim = self.inner().claim(PortSpace::Tcp, number);
+        let claim = claim.map_err(Error::os("claiming the port number"))?;
         let on_request: OnRequest = Arc::new(move |asked| on_request(RoceRequest::new(asked)));
         let serial = Arc::as_ptr(&on_request).addr();
         let listener = Listener {
@@ -224,6 +251,7 @@ impl RocePort {
             on_request,
             backlog,
             unseen: Arc::default(),
+            _claim: claim,
         };
         manager.listeners.insert(number, listener);
         drop(manager);

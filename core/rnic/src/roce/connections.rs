@@ -11,6 +11,7 @@ use weft_wire::roce::cm::{MAD_LEN, Mad, Message};
 
 use super::RoceQp;
 use super::port::{PortInner, RocePort};
+use super::siblings::Claim;
 use super::terms::{RoceConnect, RoceEvent};
 use crate::device::Counted;
 
@@ -42,6 +43,8 @@ pub(super) struct Listener {
     pub(super) backlog: u32,
     /// Requests that the program has not seen.
     pub(super) unseen: Arc<AtomicU32>,
+    /// No other process has the port number.
+    pub(super) _claim: Claim,
 }
 
 /// One connection.
@@ -113,7 +116,7 @@ impl Manager {
         if self.connections.len() >= MAX_EXCHANGES {
             return None;
         }
-        std::iter::repeat_with(|| port.device.random_u32())
+        std::iter::repeat_with(|| port.random_id())
             .find(|id| *id != 0 && !self.connections.contains_key(id))
     }
 

@@ -4,7 +4,8 @@
 //! A program moves such a queue pair as InfiniBand's `modify_qp` does: [`RoceQp::receive_from`] is the step to RTR, [`RoceQp::send_with`] the one to RTS.
 //! Memory, receive queues and completion queues are those of the device's other queue pairs.
 //!
-//! From the bottom up: `port`, the socket that the queue pairs of one local address share; `train`, packets that the kernel gets together; `tx` and `rx`,
+//! From the bottom up: `siblings`, the processes that share an address; `port`, the socket that the queue pairs of one local address share, with `shared`,
+//! its part for siblings; `train`, packets that the kernel gets together; `tx` and `rx`,
 //! the two directions of a connected queue pair; `cm` and `sidr`, the connection manager. One lock for each connected queue pair, `core`, is held while
 //! its packets are made, sent and placed. Locks are taken in the order receiver of the port, `core`, lists of the port.
 
@@ -15,6 +16,8 @@ mod fault;
 mod params;
 mod port;
 mod rx;
+mod shared;
+mod siblings;
 mod sidr;
 mod terms;
 mod train;
@@ -199,7 +202,7 @@ impl Pd {
             init.max_inline,
         )?;
         let count = Counted::take(&device.qps, limits.max_qp, "queue pairs", "max_qp")?;
-        let num = QpNumber::take(device, init.num)?;
+        let num = take_number(device, init.num)?;
         if num.num > MASK_24 || num.num < 2 {
             return Err(Error::Invalid("no number of a queue pair of RoCE"));
         }
@@ -251,6 +254,18 @@ impl Pd {
             _taken: (count, num),
         })
     }
+}
+
+/// This number, or one by which packets find this device.
+fn take_number(device: &Arc<DeviceInner>, wanted: Option<u32>) -> Result<QpNumber, Error> {
+    if wanted.is_some() {
+        return QpNumber::take(device, wanted);
+    }
+    let siblings = port::siblings(device).map_err(Error::os("taking a slot for the numbers"))?;
+    // A device has fewer queue pairs than a slot has numbers, or its limit is wrong.
+    let mut numbers = (0..=0xffff).map(|_| siblings.number());
+    let taken = numbers.find_map(|num| QpNumber::take(device, Some(num)).ok());
+    taken.ok_or(Error::Invalid("all numbers of this device are taken"))
 }
 
 /// Where the peer at this address has its port.

@@ -15,13 +15,13 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use weft_lock::ShortLock;
 use weft_proto::dgram::Now;
-use weft_sys::tcp::BindOptions;
 use weft_sys::udp::{RecvBatch, UdpSocket};
-use weft_sys::{Event, Interest};
+use weft_sys::{Event, Interest, Withheld, withhold};
 use weft_wire::roce::cm;
 use weft_wire::roce::{Header, ICRC_LEN, Icrc, PORT, Route};
 
-use super::WINDOW;
+use super::siblings::{Membership, PortName, Siblings, Steering};
+use super::{WINDOW, scope_of};
 use crate::cq::Port;
 use crate::device::{DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
@@ -56,12 +56,24 @@ pub(super) trait Member: Send + Sync {
     fn leave(self: Arc<Self>) {}
 }
 
+/// Whose hands a packet has come through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The socket.
+    Wire,
+    /// A sibling found that it is ours.
+    Passed,
+    /// A sibling asks whether it is ours.
+    Asked,
+}
+
 /// How a packet has come in.
 pub(super) struct Arrival<'a> {
     pub(super) port: &'a PortInner,
     pub(super) now: Now,
     pub(super) route: Route,
     pub(super) traffic_class: u8,
+    pub(super) origin: Origin,
     /// Its place in the train that the kernel gave us.
     pub(super) number: u16,
     /// Bytes behind the IP header.
@@ -69,10 +81,10 @@ pub(super) struct Arrival<'a> {
 }
 
 /// Queue pairs that have got packets.
-type Answering = SmallVec<[Arc<dyn Member>; 4]>;
+pub(super) type Answering = SmallVec<[Arc<dyn Member>; 4]>;
 
 /// The queue pair that was found last, and its number.
-type Last = Option<(u32, Weak<dyn Member>)>;
+pub(super) type Last = Option<(u32, Weak<dyn Member>)>;
 
 /// The receiver's state.
 struct Rx {
@@ -82,6 +94,8 @@ struct Rx {
 
 pub(crate) struct PortInner {
     pub(super) device: Arc<DeviceInner>,
+    /// A forked child would keep it in the group, and never receive.
+    _withheld: Option<Withheld>,
     socket: UdpSocket,
     addr: SocketAddr,
     registration: Registration,
@@ -99,10 +113,17 @@ pub(crate) struct PortInner {
     started: Instant,
     pub(super) malformed: AtomicU64,
     unknown: AtomicU64,
+    /// Packets, or trains of them, that came here for siblings.
+    pub(super) passed: AtomicU64,
     /// A packet was too long for the way, and that was said.
     told: AtomicBool,
     pub(super) manager: Box<dyn Manages>,
     owner: OnceLock<Weak<Owner>>,
+    /// Those with whom the address is shared; a group is not.
+    pub(super) siblings: Option<Arc<Siblings>>,
+    pub(super) steering: Mutex<Steering>,
+    /// When the steering wants to know of packets that have come to the wrong process, in nanoseconds of [`PortInner::now`].
+    pub(super) steer_at: AtomicU64,
 }
 
 /// When the engine looks at queue pairs, and at the connections of the manager. Each has one time.
@@ -125,8 +146,22 @@ impl Alarms {
     }
 }
 
+/// Who handles a management datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    Ours,
+    /// The sibling in this slot.
+    Of(u8),
+    /// One of the siblings.
+    Someones,
+    /// Ours or a sibling's.
+    Anyones,
+}
+
 /// The connection manager of a port.
 pub(super) trait Manages: Any + Send + Sync {
+    /// Who handles a management datagram of this peer.
+    fn whose(&self, port: &PortInner, from: SocketAddr, payload: &[u8]) -> Whose;
     /// A management datagram of this peer.
     fn hear(&self, port: &PortInner, from: SocketAddr, payload: &[u8]);
     /// The time given to [`PortInner::watch_manager`] has come.
@@ -141,6 +176,9 @@ pub(super) trait Manages: Any + Send + Sync {
 struct Unmanaged;
 
 impl Manages for Unmanaged {
+    fn whose(&self, _port: &PortInner, _from: SocketAddr, _payload: &[u8]) -> Whose {
+        Whose::Ours
+    }
     fn hear(&self, _port: &PortInner, _from: SocketAddr, _payload: &[u8]) {}
     fn expired(&self, _port: &PortInner) {}
     fn heard(&self, _port: &PortInner, _id: u32) {}
@@ -172,6 +210,16 @@ impl RocePort {
     pub fn dropped(&self) -> (u64, u64) {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (of(&self.0.0.malformed), of(&self.0.0.unknown))
+    }
+
+    /// Packets, or trains of them, that came here and were passed on to the process that they are for.
+    pub fn passed(&self) -> u64 {
+        self.0.0.passed.load(Ordering::Relaxed)
+    }
+
+    /// The kernel is not told any more which process of the address a packet is for: packets are passed on. For tests.
+    pub fn stop_steering(&self) {
+        lock(&self.0.0.steering).stop();
     }
 
     pub(super) fn inner(&self) -> &Arc<PortInner> {
@@ -208,14 +256,13 @@ impl RocePort {
         if let SocketAddr::V6(v6) = &mut addr {
             v6.set_scope_id(scope);
         }
-        let options = BindOptions {
-            v6_only: true,
-            share: false,
-        };
-        let socket = UdpSocket::bind_with(addr, RECEIVE_BUFFER, options)?;
+        let siblings = siblings(device)?;
+        let socket = UdpSocket::bind_in_group(addr, RECEIVE_BUFFER)?;
         // The ICRC covers the IP header.
         socket.forbid_fragments()?;
-        let port = RocePort::on(PortInner::open(device, socket, PLACES, manager)?);
+        let inner = PortInner::open(device, socket, PLACES, manager, Some(siblings))?;
+        inner.share();
+        let port = RocePort::on(inner);
         ports.retain(|_, owner| owner.strong_count() > 0);
         let owner = Arc::clone(&port.0) as Arc<dyn Any + Send + Sync>;
         ports.insert((ip, scope), Arc::downgrade(&owner));
@@ -234,7 +281,7 @@ impl RocePort {
     ) -> io::Result<RocePort> {
         let socket = UdpSocket::join(group, interfaces, RECEIVE_BUFFER)?;
         // Groups are many, and their messages few.
-        let port = PortInner::open(device, socket, 1, Box::new(Unmanaged))?;
+        let port = PortInner::open(device, socket, 1, Box::new(Unmanaged), None)?;
         Ok(RocePort::on(port))
     }
 
@@ -255,17 +302,32 @@ impl RocePort {
     }
 }
 
+/// The siblings of this device: with the first call it has a slot among them.
+pub(super) fn siblings(device: &DeviceInner) -> io::Result<Arc<Siblings>> {
+    let mut known = lock(&device.roce_siblings);
+    let membership = known.as_deref().and_then(|any| any.downcast_ref());
+    if let Some(Membership(siblings)) = membership {
+        return Ok(Arc::clone(siblings));
+    }
+    let membership = Siblings::join(&device.engine)?;
+    let siblings = Arc::clone(&membership.0);
+    *known = Some(Box::new(membership));
+    Ok(siblings)
+}
+
 impl PortInner {
     fn open(
         device: &Arc<DeviceInner>,
         socket: UdpSocket,
         places: usize,
         manager: Box<dyn Manages>,
+        siblings: Option<Arc<Siblings>>,
     ) -> io::Result<Arc<PortInner>> {
         socket.receive_trains();
         let inner = Arc::new(PortInner {
             device: Arc::clone(device),
             addr: socket.local_addr()?,
+            _withheld: withhold(&socket).ok(),
             socket,
             registration: Registration::new(&device.engine),
             members: RwLock::default(),
@@ -282,9 +344,13 @@ impl PortInner {
             started: Instant::now(),
             malformed: AtomicU64::new(0),
             unknown: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
             told: AtomicBool::new(false),
             manager,
             owner: OnceLock::new(),
+            siblings,
+            steering: Mutex::new(Steering::new(device.random_u32().into())),
+            steer_at: AtomicU64::new(0),
         });
         let source = Arc::clone(&inner) as Arc<dyn Source>;
         inner
@@ -295,6 +361,11 @@ impl PortInner {
 
     pub(super) fn local_addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// As siblings call it.
+    pub(super) fn name(&self) -> PortName {
+        (self.addr.ip(), scope_of(self.addr))
     }
 
     pub(super) fn socket(&self) -> &UdpSocket {
@@ -467,6 +538,7 @@ impl PortInner {
         }
         let now = self.now();
         let mut answering = Answering::new();
+        let shared = self.siblings.as_ref().filter(|s| !s.is_alone());
         for at in 0..batch.len() {
             let Some((train, bytes)) = batch.get(at) else {
                 continue;
@@ -480,13 +552,19 @@ impl PortInner {
                     dst: SocketAddr::new(to, PORT),
                 },
                 traffic_class: train.arrival.traffic_class,
+                origin: Origin::Wire,
                 number: 0,
                 udp_len: 0,
             };
+            if let Some(siblings) = shared {
+                let train = (&*bytes, train.each);
+                self.take_or_pass(siblings, &mut arrival, train, last, &mut answering);
+                continue;
+            }
             // A sender whose kernel cuts a train numbers its packets from 0 on: with that, the check of the ICRC is short.
             for (n, packet) in bytes.chunks(train.each.max(1)).enumerate() {
-                (arrival.number, arrival.udp_len) = (n as u16, UDP_LEN + packet.len());
-                self.take(&arrival, packet, last, &mut answering);
+                arrival.number = n as u16;
+                self.take(&mut arrival, packet, last, &mut answering);
             }
         }
         // One answer for all that was here of a peer.
@@ -497,17 +575,18 @@ impl PortInner {
     }
 
     /// One packet.
-    fn take(
+    pub(super) fn take(
         &self,
-        arrival: &Arrival<'_>,
-        packet: &[u8],
+        arrival: &mut Arrival<'_>,
+        whole: &[u8],
         last: &mut Last,
         answering: &mut Answering,
     ) {
+        arrival.udp_len = UDP_LEN + whole.len();
         let malformed = || {
             self.malformed.fetch_add(1, Ordering::Relaxed);
         };
-        let Some((packet, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else {
+        let Some((packet, icrc)) = whole.split_last_chunk::<ICRC_LEN>() else {
             return malformed();
         };
         let Arrival { route, number, .. } = arrival;
@@ -527,7 +606,7 @@ impl PortInner {
         };
         if let (cm::QP, Some(deth)) = (header.dest_qp, header.deth) {
             if deth.qkey == cm::QKEY {
-                self.manager.hear(self, route.src, payload);
+                self.manage(arrival, whole, payload);
             }
             return;
         }
@@ -544,7 +623,7 @@ impl PortInner {
         }
     }
 
-    fn member(&self, num: u32, last: &mut Last) -> Option<Arc<dyn Member>> {
+    pub(super) fn member(&self, num: u32, last: &mut Last) -> Option<Arc<dyn Member>> {
         if let Some((of, member)) = last
             && *of == num
             && let Some(member) = member.upgrade()

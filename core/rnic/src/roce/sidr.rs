@@ -14,6 +14,7 @@ use weft_wire::sidr::{MAX_REPLY, MAX_REQUEST, status};
 
 use super::peer_addr;
 use super::port::{PortInner, RocePort};
+use super::siblings::Claim;
 use crate::lock::lock;
 use crate::sidr::known::{Heard, Known, Sources};
 use crate::sidr::{Found, LookupError};
@@ -32,6 +33,8 @@ type OnRequest = Arc<dyn Fn(RoceLookupRequest) + Send + Sync>;
 type OnAnswer = Box<dyn FnOnce(Result<Found, LookupError>) + Send>;
 
 struct Listener {
+    /// No other process has the port number.
+    _claim: Claim,
     known: Known<Key>,
     on_request: OnRequest,
 }
@@ -122,7 +125,7 @@ impl RocePort {
                     "the port has as many questions as it may have",
                 ));
             }
-            let ids = std::iter::repeat_with(|| port.device.random_u32());
+            let ids = std::iter::repeat_with(|| port.random_id());
             let Some(request_id) = { ids }.find(|id| *id != 0 && !asking.contains_key(id)) else {
                 unreachable!("numbers do not end");
             };
@@ -156,7 +159,7 @@ impl RocePort {
     /// block. While `backlog` of them are unanswered, further ones are not heard, nor are more than 512 of one address in a second.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is a listener.
+    /// [`Error::Invalid`] if there is a listener; [`Error::Os`] (`AddrInUse`) if another process that has the address too has one.
     pub fn serve(
         &self,
         number: u16,
@@ -168,7 +171,10 @@ impl RocePort {
         if listeners.contains_key(&number) {
             return Err(Error::Invalid("another listener has this port number"));
         }
+        let claim = self.inner().claim(PortSpace::Udp, number);
+        let claim = claim.map_err(Error::os("claiming the port number"))?;
         let listener = Listener {
+            _claim: claim,
             known: Known::new(backlog.max(1) as usize),
             on_request: Arc::new(on_request),
         };
@@ -286,6 +292,15 @@ fn told(outcome: Outcome) -> Result<Found, LookupError> {
 }
 
 impl PortInner {
+    /// Whether a program listens for datagrams at this service.
+    pub(super) fn serves(&self, service_id: u64) -> bool {
+        let number = match cm::service(service_id) {
+            Some((PortSpace::Udp, number)) => number,
+            _ => return false,
+        };
+        state_of(self).listeners.contains_key(&number)
+    }
+
     /// A message of this peer about datagrams. False: it is about connections.
     pub(super) fn hear_sidr(&self, from: SocketAddr, mad: &Mad<'_>) -> bool {
         let mut todo = Todo::default();

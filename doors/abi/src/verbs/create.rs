@@ -168,7 +168,7 @@ fn natives(base: &Base, wanted: &Wanted, init: &mut QpInit) -> Result<Natives, E
     if kind == IBV_QPT_UD && roce::is_asked() {
         let down = port::of(base.ctx.which).down();
         let make = |init: &QpInit| Datagrams::on_roce(pd, init, down, wanted.deaf_to_itself);
-        made.ud = Some(Box::new(numbered(init, make)?));
+        made.ud = Some(Box::new(roce::numbered(&device, init, make)?));
     } else if kind == IBV_QPT_UD {
         let (number, port) = persona::reserve_datagram(&device)?;
         init.num = Some(number.get());
@@ -180,7 +180,7 @@ fn natives(base: &Base, wanted: &Wanted, init: &mut QpInit) -> Result<Natives, E
     } else if persona && roce::is_asked() && matches!(kind, IBV_QPT_RC | IBV_QPT_UC) {
         let which = base.ctx.which;
         let make = |init: &QpInit| Roce::new(pd, init, kind == IBV_QPT_UC, which);
-        made.roce = Some(Box::new(numbered(init, make)?));
+        made.roce = Some(Box::new(roce::numbered(&device, init, make)?));
     } else if persona {
         let number = persona::reserve(&device)?;
         init.num = Some(number.get());
@@ -286,7 +286,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     Ok(made)
 }
 
-/// Makes a queue pair with a number of its own. Those of `weft0` and of RoCE count up from a start that a peer cannot predict.
+/// Makes a queue pair with a number of its own. Those of `weft0` count up from a start that a peer cannot predict.
 fn numbered<T>(
     init: &mut QpInit,
     mut make: impl FnMut(&QpInit) -> Result<T, weft_verbs::Error>,

@@ -98,7 +98,7 @@ fn refuse(error: Errno, address: IpAddr) {
     tracing::warn!(
         %error,
         %address,
-        "no RoCE on UDP port 4791 of this address: if it is in use, another process of weft or the kernel's rxe has it, and another GID helps"
+        "no RoCE on UDP port 4791 of this address: if it is in use, another user's process or the kernel's rxe has it (`ss -ulpn sport = 4791`), or all slots for processes are taken; another GID or network namespace helps"
     );
 }
 
@@ -118,6 +118,25 @@ fn bind(device: &Device, ip: IpAddr, scope: u32) -> Result<RocePort, Errno> {
         ports.push(port.clone());
     }
     Ok(port)
+}
+
+/// Makes a queue pair with a number of its own, by which packets find this process among those of the address.
+pub(super) fn numbered<T>(
+    device: &Device,
+    init: &mut QpInit,
+    mut make: impl FnMut(&QpInit) -> Result<T, weft_verbs::Error>,
+) -> Result<T, Errno> {
+    const NUMBERS: u32 = 1 << 16;
+    for _ in 0..NUMBERS {
+        let num = device.roce_number().map_err(|error| os_errno(&error))?;
+        init.num = Some(num);
+        match make(init) {
+            // Another queue pair has this number.
+            Err(weft_verbs::Error::Invalid(_)) => {}
+            made => return made.map_err(super::errno),
+        }
+    }
+    Err(Errno::NOMEM)
 }
 
 /// The native queue pair and its parameters.

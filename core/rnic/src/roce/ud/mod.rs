@@ -20,7 +20,7 @@ use weft_mem::KeyLock;
 use weft_wire::roce::Header;
 
 use super::port::{Arrival, Member, PortInner, RocePort};
-use super::scope_of;
+use super::{scope_of, take_number};
 use crate::comp_counters::CompCounters;
 use crate::cq::Cq;
 use crate::device::{Counted, Pd, PdInner, QpNumber};
@@ -163,7 +163,7 @@ impl Pd {
             init.max_inline,
         )?;
         let count = Counted::take(&device.qps, limits.max_qp, "queue pairs", "max_qp")?;
-        let num = QpNumber::take(device, init.num)?;
+        let num = take_number(device, init.num)?;
         if num.num >= UD_GROUP || num.num < 2 {
             return Err(Error::Invalid("no number of a queue pair of RoCE"));
         }

@@ -204,20 +204,22 @@ impl Core {
         let mut listening = Vec::new();
         let mut refused = Errno::ADDRNOTAVAIL;
         for (ip, scope) in addresses(addr)? {
-            let made = roce::port(&nic.native, ip, scope).and_then(|port| {
-                let (core, nic) = (Arc::downgrade(self), nic.clone());
-                let on_request = move |request| {
-                    if let Some(core) = core.upgrade() {
-                        core.incoming_roce(&nic, request);
-                    }
-                };
-                let listening = port.listen(addr.port(), backlog, on_request);
-                listening.map_err(|_| Errno::ADDRINUSE)
-            });
-            match made {
-                Ok(one) => listening.push(one),
-                Err(errno) => refused = errno,
-            }
+            let port = match roce::port(&nic.native, ip, scope) {
+                Ok(port) => port,
+                Err(errno) => {
+                    refused = errno;
+                    continue;
+                }
+            };
+            let (core, nic) = (Arc::downgrade(self), nic.clone());
+            let on_request = move |request| {
+                if let Some(core) = core.upgrade() {
+                    core.incoming_roce(&nic, request);
+                }
+            };
+            // Another listener at one of the addresses, also of another process, has the port number.
+            let made = port.listen(addr.port(), backlog, on_request);
+            listening.push(made.map_err(|_| Errno::ADDRINUSE)?);
         }
         if listening.is_empty() {
             return Err(refused);

@@ -37,14 +37,16 @@ pub(super) fn serve(
     let mut refused = Errno::ADDRNOTAVAIL;
     for (ip, scope) in addresses(addr)? {
         let on_request = Arc::clone(&on_request);
-        let made = roce::port(&nic.native, ip, scope).and_then(|at| {
-            let made = at.serve(addr.port(), backlog, move |request| on_request(request));
-            made.map_err(|_| Errno::ADDRINUSE)
-        });
-        match made {
-            Ok(one) => serving.push(one),
-            Err(errno) => refused = errno,
-        }
+        let at = match roce::port(&nic.native, ip, scope) {
+            Ok(at) => at,
+            Err(errno) => {
+                refused = errno;
+                continue;
+            }
+        };
+        // Another listener at one of the addresses, also of another process, has the port number.
+        let made = at.serve(addr.port(), backlog, move |request| on_request(request));
+        serving.push(made.map_err(|_| Errno::ADDRINUSE)?);
     }
     if serving.is_empty() {
         return Err(refused);
