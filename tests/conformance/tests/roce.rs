@@ -69,7 +69,7 @@ impl End {
         let mut parameters = RoceInit::new(&cq, &cq);
         init(device, &pd, &mut parameters);
         End {
-            port: device.bind_roce(ip, 0).unwrap(),
+            port: crate::roce_ud::bind(device, ip),
             qp: Arc::new(pd.create_roce_qp(&parameters).unwrap()),
             mr: pd.alloc_mr(1 << 20, Access::all()).unwrap(),
             device: device.clone(),

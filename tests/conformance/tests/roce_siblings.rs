@@ -77,7 +77,9 @@ fn three_at_one_address_talk_to_each_other() {
     for steers in [false, true] {
         let [a, b, c] = ends(address());
         if !steers {
-            [&a, &b, &c].map(|end| end.port.stop_steering());
+            for end in [&a, &b, &c] {
+                end.port.stop_steering();
+            }
         }
         let (a2, b2, c2) = (further(&a), further(&b), further(&c));
         for (one, other) in [(&a, &b), (&a2, &c), (&b2, &c2)] {
@@ -119,9 +121,9 @@ fn the_kernel_learns_whose_packets_are() {
         let begun = Instant::now();
         loop {
             let before = passed(&[&a, &b, &c2]);
-            pairs
-                .iter()
-                .for_each(|(one, other)| exercise(one, other, 5));
+            for (one, other) in pairs {
+                exercise(one, other, 5);
+            }
             if passed(&[&a, &b, &c2]) == before {
                 return;
             }
@@ -234,6 +236,34 @@ fn where_no_process_listens_requests_are_refused() {
 }
 
 #[test]
+fn a_listener_may_move_to_another_process() {
+    let all: [End; 4] = ends(address());
+    let [far] = ends(address());
+    // Whoever gets the requests remembers for a while who had the listener.
+    for n in [0, 1, 2, 3, 1] {
+        let (_listening, requests) = listening(&all[n], NUMBER + 2);
+        let addr = SocketAddr::new(all[n].port.local_addr().ip(), NUMBER + 2);
+        let (tell, told) = events();
+        let from = further(&far);
+        let _conn = from
+            .port
+            .dial(&from.qp, (addr, 0), 1, &RoceConnect::default(), tell)
+            .unwrap();
+        // A question about the request before may come here late, as a packet that the network had kept.
+        let refused = loop {
+            requests.recv_timeout(PATIENCE).unwrap().reject(b"");
+            if let Ok(refused) = told.recv_timeout(Duration::from_secs(1)) {
+                break refused;
+            }
+        };
+        assert!(
+            matches!(refused, RoceEvent::Rejected { reason: 28, .. }),
+            "{refused:?}"
+        );
+    }
+}
+
+#[test]
 fn a_number_has_one_listener_at_an_address() {
     let [a, b] = ends(address());
     let taken = |refused: Result<(), Error>| match refused {
@@ -299,10 +329,10 @@ fn datagrams_find_their_process() {
     // A service is found, whichever process gets the question.
     for (end, qp) in &all[..3] {
         let (num, number) = (qp.num(), NUMBER + 5);
-        let _serving = end.port.serve(number, 8, move |request| {
+        let serving = end.port.serve(number, 8, move |request| {
             request.accept(num, QKEY, b"").unwrap();
         });
-        let _serving = _serving.unwrap();
+        let _serving = serving.unwrap();
         for (asker, _) in &all {
             let (tell, told) = channel();
             let addr = SocketAddr::new(ip, number);
@@ -318,7 +348,7 @@ fn datagrams_find_their_process() {
     let asked = far
         .port
         .look_up((SocketAddr::new(ip, 9), 0), 1, b"", move |found| {
-            drop(tell.send(found))
+            drop(tell.send(found));
         });
     let _asked = asked.unwrap();
     let refused = told.recv_timeout(PATIENCE).unwrap();

@@ -42,13 +42,27 @@ struct Side {
     mr: Mr,
 }
 
+/// The address of IPv6 is everyone's, and a program that does not share it may have it: waits for it.
+pub(crate) fn bind(device: &Device, ip: IpAddr) -> RocePort {
+    let begun = Instant::now();
+    loop {
+        match device.bind_roce(ip, 0) {
+            Err(error) if ip.is_ipv6() && error.kind() == std::io::ErrorKind::AddrInUse => {
+                assert!(begun.elapsed() < PATIENCE, "{error}");
+                std::thread::yield_now();
+            }
+            port => return port.unwrap(),
+        }
+    }
+}
+
 impl Side {
     fn at(ip: IpAddr) -> Side {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
         Side {
             cq: device.create_cq(1024, None).unwrap(),
-            port: device.bind_roce(ip, 0).unwrap(),
+            port: bind(&device, ip),
             mr: pd.alloc_mr(1 << 20, Access::all()).unwrap(),
             pd,
             device,

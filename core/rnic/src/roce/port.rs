@@ -63,8 +63,8 @@ pub(super) enum Origin {
     Wire,
     /// A sibling found that it is ours.
     Passed,
-    /// A sibling asks whether it is ours.
-    Asked,
+    /// The sibling in this slot asks whether it is ours.
+    Asked(u8),
 }
 
 /// How a packet has come in.
@@ -154,6 +154,8 @@ pub(super) enum Whose {
     Of(u8),
     /// One of the siblings.
     Someones,
+    /// A request for what nobody has.
+    Nobodys,
     /// Ours or a sibling's.
     Anyones,
 }

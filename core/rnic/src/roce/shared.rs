@@ -8,7 +8,7 @@ use weft_wire::roce::cm::{Mad, Message, PortSpace, service};
 use weft_wire::roce::{PORT, Route};
 
 use super::port::{Answering, Arrival, Last, Origin, PortInner, Whose};
-use super::siblings::{Claim, Envelope, Probe, Shared, Siblings};
+use super::siblings::{Claim, Envelope, Probe, Service, Shared, Siblings};
 use crate::lock::lock;
 
 /// Where a packet has the number of its queue pair (9.2.7); the upper byte is the slot.
@@ -137,28 +137,49 @@ impl PortInner {
     pub(super) fn manage(&self, arrival: &Arrival<'_>, packet: &[u8], payload: &[u8]) {
         let from = arrival.route.src;
         let siblings = self.siblings.as_ref().filter(|s| !s.is_alone());
-        let (Some(siblings), Origin::Wire | Origin::Asked) = (siblings, arrival.origin) else {
-            return self.manager.hear(self, from, payload);
+        let hear = || self.manager.hear(self, from, payload);
+        let Some(siblings) = siblings else {
+            return hear();
         };
-        let whose = self.manager.whose(self, from, payload);
-        let is_asked = arrival.origin == Origin::Asked;
         let envelope = || self.envelope(arrival, arrival.number, packet.len());
-        match whose {
-            Whose::Ours => self.manager.hear(self, from, payload),
-            Whose::Anyones => {
-                if !is_asked {
-                    siblings.ask_all(&envelope(), packet);
+        let is_heard = match (arrival.origin, self.manager.whose(self, from, payload)) {
+            (Origin::Asked(by), Whose::Ours) => {
+                if let Some(service) = self.service_of(payload) {
+                    siblings.tell_serves(by, service);
                 }
-                self.manager.hear(self, from, payload);
+                true
             }
-            _ if is_asked => {}
-            Whose::Of(slot) if siblings.has(slot) => {
+            (Origin::Asked(_), whose) => whose == Whose::Anyones,
+            (Origin::Wire, Whose::Anyones) => {
+                siblings.ask(None, &envelope(), packet);
+                true
+            }
+            (Origin::Wire, Whose::Someones) => {
+                let service = self.service_of(payload);
+                siblings.ask(service.as_ref(), &envelope(), packet);
+                false
+            }
+            (Origin::Wire, Whose::Of(slot)) if siblings.has(slot) => {
                 siblings.pass(slot, &envelope(), packet);
+                false
             }
-            // Of a process that has ended: the peer is told that the connection is over.
-            Whose::Of(_) => self.manager.hear(self, from, payload),
-            Whose::Someones => siblings.ask_all(&envelope(), packet),
+            // Ours, or nobody's: the peer is refused, or told that the connection is over.
+            (Origin::Passed | Origin::Wire, _) => true,
+        };
+        if is_heard {
+            hear();
         }
+    }
+
+    /// The service that a request is for.
+    fn service_of(&self, payload: &[u8]) -> Option<Service> {
+        let id = match Mad::parse(payload)?.message {
+            Message::Req(req) => req.service_id,
+            Message::SidrReq(req) => req.service_id,
+            _ => return None,
+        };
+        let (space, number) = service(id)?;
+        Some((space, self.name(), number))
     }
 
     /// Whose a management datagram is, where `is_known` says what the managers have: the service, or the request.
@@ -172,16 +193,13 @@ impl PortInner {
         };
         let id = match &mad.message {
             Message::Req(_) | Message::SidrReq(_) => {
-                let service_id = match &mad.message {
-                    Message::Req(req) => req.service_id,
-                    Message::SidrReq(req) => req.service_id,
-                    _ => 0,
-                };
-                let taken = |(space, number)| Claim::is_taken(kind(space), self.name(), number);
-                return if is_known(&mad.message) || !service(service_id).is_some_and(taken) {
+                let taken = |(space, name, number)| Claim::is_taken(kind(space), name, number);
+                return if is_known(&mad.message) {
                     Whose::Ours
-                } else {
+                } else if self.service_of(payload).is_some_and(taken) {
                     Whose::Someones
+                } else {
+                    Whose::Nobodys
                 };
             }
             // A peer that gives up its request may not know our number.
@@ -221,7 +239,7 @@ impl PortInner {
 }
 
 impl Shared for PortInner {
-    fn passed(&self, envelope: &Envelope, packets: &[u8]) {
+    fn passed(&self, by: u8, envelope: &Envelope, packets: &[u8]) {
         let mut arrival = Arrival {
             port: self,
             now: self.now(),
@@ -231,7 +249,7 @@ impl Shared for PortInner {
             },
             traffic_class: envelope.traffic_class,
             origin: if envelope.is_question {
-                Origin::Asked
+                Origin::Asked(by)
             } else {
                 Origin::Passed
             },

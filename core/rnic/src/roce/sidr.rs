@@ -294,9 +294,8 @@ fn told(outcome: Outcome) -> Result<Found, LookupError> {
 impl PortInner {
     /// Whether a program listens for datagrams at this service.
     pub(super) fn serves(&self, service_id: u64) -> bool {
-        let number = match cm::service(service_id) {
-            Some((PortSpace::Udp, number)) => number,
-            _ => return false,
+        let Some((PortSpace::Udp, number)) = cm::service(service_id) else {
+            return false;
         };
         state_of(self).listeners.contains_key(&number)
     }

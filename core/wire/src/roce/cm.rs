@@ -42,7 +42,7 @@ const SIDR_REQ: u16 = 0x17;
 const SIDR_REP: u16 = 0x18;
 
 /// A port space of `rdma_cm`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum PortSpace {
     /// Connections.

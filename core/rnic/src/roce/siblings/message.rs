@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+use weft_wire::roce::cm::PortSpace;
+
 /// Which port a message is about: its address, and the interface of a link-local one.
 pub(in crate::roce) type PortName = (IpAddr, u32);
 
@@ -9,9 +11,13 @@ const HELLO: u8 = 1;
 const PACKETS: u8 = 2;
 const QUESTION: u8 = 3;
 const PROBED: u8 = 4;
+const SERVES: u8 = 5;
 
 /// Bytes of the longest message without its packets.
 pub(super) const HEADER: usize = 52;
+
+/// A service of `rdma_cm` at a port: connections or datagrams, and its number.
+pub(in crate::roce) type Service = (PortSpace, PortName, u16);
 
 /// Packets that came to another process than the one that they are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +46,8 @@ pub(super) enum Message<'a> {
         epoch: u32,
         index: u8,
     },
+    /// The sender has the listener of a service that the receiver has asked for.
+    Serves(Service),
 }
 
 /// The header of a message; packets follow it.
@@ -78,6 +86,12 @@ pub(super) fn emit(message: &Message<'_>) -> ([u8; HEADER], usize) {
         Message::Probed { port, epoch, index } => {
             put(&[PROBED, *index]);
             put(&epoch.to_ne_bytes());
+            put(&addr(port.0));
+            put(&port.1.to_ne_bytes());
+        }
+        Message::Serves((space, port, number)) => {
+            put(&[SERVES, u8::from(*space == PortSpace::Udp)]);
+            put(&number.to_ne_bytes());
             put(&addr(port.0));
             put(&port.1.to_ne_bytes());
         }
@@ -142,6 +156,15 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Message<'_>> {
                 index: second,
             })
         }
+        SERVES => {
+            let space = if second == 0 {
+                PortSpace::Tcp
+            } else {
+                PortSpace::Udp
+            };
+            let number = u16::from_ne_bytes(fields.take()?);
+            Some(Message::Serves((space, fields.addr()?, number)))
+        }
         _ => None,
     }
 }
@@ -174,6 +197,9 @@ mod tests {
             index: 3,
         };
         same(&probed);
+        for space in [PortSpace::Tcp, PortSpace::Udp] {
+            same(&Message::Serves((space, port, 7174)));
+        }
         for from in ["192.0.2.7:4791", "[fe80::1%4]:700", "[2001:db8::1]:1"] {
             for is_question in [false, true] {
                 let envelope = Envelope {

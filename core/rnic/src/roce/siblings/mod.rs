@@ -19,11 +19,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use weft_sys::unix::{self, Name};
-use weft_sys::{Event, Interest, Withheld, withhold};
+use weft_sys::{Event, Interest, Withheld, poll_fds, withhold};
 
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
-pub(super) use message::{Envelope, PortName};
+pub(super) use message::{Envelope, PortName, Service};
 use message::{Message, emit, parse};
 pub(super) use steer::{Probe, Steering};
 
@@ -40,13 +40,18 @@ const ROOM: usize = 4 << 20;
 /// When a sibling is tried again that has too many connections to take: it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How long a device that comes waits until all siblings know it. One that is stopped delays it by this.
+const GREETING: Duration = Duration::from_millis(100);
+/// How long a sibling is asked first that had a listener, and how many of them are known.
+const REMEMBERED: Duration = Duration::from_secs(1);
+const MOST_SERVICES: usize = 4096;
 /// The longest message.
 const LONGEST: usize = message::HEADER + (1 << 16);
 
 /// A port of this process, for what siblings say.
 pub(super) trait Shared: Send + Sync {
-    /// Packets that came to a sibling.
-    fn passed(&self, envelope: &Envelope, packets: &[u8]);
+    /// Packets that came to the sibling in this slot.
+    fn passed(&self, by: u8, envelope: &Envelope, packets: &[u8]);
     /// A probe of ours has come to the sibling in this slot.
     fn probed(&self, slot: u8, epoch: u32, index: u8);
 }
@@ -68,6 +73,8 @@ pub(super) struct Siblings {
     buffer: Mutex<Vec<u8>>,
     /// When siblings are tried again that could not be reached.
     pause: Mutex<Duration>,
+    /// Who has told us that it has the listener of a service, and until when that is believed.
+    services: Mutex<HashMap<Service, (u8, Instant)>>,
 }
 
 #[derive(Default)]
@@ -124,6 +131,7 @@ impl Siblings {
             ports: Mutex::default(),
             buffer: Mutex::default(),
             pause: Mutex::new(FIRST_PAUSE),
+            services: Mutex::default(),
         });
         let source = Arc::clone(&siblings) as Arc<dyn Source>;
         let door = siblings.door.as_fd();
@@ -136,17 +144,22 @@ impl Siblings {
     /// Connects to each sibling that has no connection with us. Two that come at once may do so both, and have two.
     fn dial(self: &Arc<Self>) -> io::Result<()> {
         let others = SLOTS.filter(|slot| *slot != self.slot && !self.has(*slot));
+        let mut greeted = Vec::new();
         let made = |name: SlotName, fd: OwnedFd| {
-            if is_ours(&fd) {
-                let (hello, len) = emit(&Message::Hello { slot: self.slot });
-                if unix::send_pieces(&fd, [&hello[..len], &[]]).is_ok() {
-                    self.add(fd, name.slot);
-                }
+            let (hello, len) = emit(&Message::Hello { slot: self.slot });
+            if is_ours(&fd) && unix::send_pieces(&fd, [&hello[..len], &[]]).is_ok() {
+                greeted.push((name.slot, fd));
             }
         };
         let mut unreached = None;
         let failed = |name: SlotName, error: io::Error| unreached = Some((name.slot, error));
         unix::connect_to_each(others.map(SlotName::new), made, failed)?;
+        // From then on they pass on what comes for us.
+        let until = Instant::now() + GREETING;
+        for (slot, fd) in greeted {
+            wait_for_answer(&fd, until);
+            self.add(fd, slot);
+        }
         if let Some((slot, error)) = unreached {
             let mut pause = lock(&self.pause);
             if *pause == FIRST_PAUSE {
@@ -261,11 +274,16 @@ impl Siblings {
         link.is_some_and(|link| link.say(&message))
     }
 
-    /// Passes a management datagram on to all siblings.
-    pub(super) fn ask_all(&self, envelope: &Envelope, packet: &[u8]) {
+    /// Asks the siblings whose a management datagram is: the one that has said that it has this service, or all of them.
+    pub(super) fn ask(&self, service: Option<&Service>, envelope: &Envelope, packet: &[u8]) {
+        let known = service.and_then(|service| lock(&self.services).get(service).copied());
+        let known = known.filter(|(_, until)| Instant::now() < *until);
         let all: Vec<_> = {
             let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
-            links.of.values().cloned().collect()
+            match known.and_then(|(slot, _)| links.of.get(&slot)) {
+                Some(link) => vec![Arc::clone(link)],
+                None => links.of.values().cloned().collect(),
+            }
         };
         let envelope = Envelope {
             is_question: true,
@@ -276,14 +294,23 @@ impl Siblings {
         }
     }
 
+    /// Tells a sibling that has asked that we have this service.
+    pub(super) fn tell_serves(&self, slot: u8, service: Service) {
+        self.tell(slot, &Message::Serves(service));
+    }
+
     /// Tells a sibling that its probe has come here.
     fn tell_probed(&self, slot: u8, port: PortName, epoch: u32, index: u8) {
+        self.tell(slot, &Message::Probed { port, epoch, index });
+    }
+
+    fn tell(&self, slot: u8, message: &Message<'_>) {
         let link = {
             let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
             links.of.get(&slot).cloned()
         };
         if let Some(link) = link {
-            link.say(&Message::Probed { port, epoch, index });
+            link.say(message);
         }
     }
 
@@ -295,15 +322,29 @@ impl Siblings {
                 link.slot.store(named, Ordering::Relaxed);
                 let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
                 links.of.insert(named, Arc::clone(link));
+                // Before any packet.
+                link.say(&Message::Hello { slot: self.slot });
             }
+            // The answer to ours.
+            Some(Message::Hello { slot: named }) if slot == named => {}
             Some(Message::Packets(envelope, packets)) => {
                 if let Some(port) = self.port(&envelope.port) {
-                    port.passed(&envelope, packets);
+                    port.passed(slot, &envelope, packets);
                 }
             }
             Some(Message::Probed { port, epoch, index }) => {
                 if let Some(port) = self.port(&port) {
                     port.probed(slot, epoch, index);
+                }
+            }
+            Some(Message::Serves(service)) => {
+                let mut services = lock(&self.services);
+                let now = Instant::now();
+                if services.len() >= MOST_SERVICES {
+                    services.retain(|_, (_, until)| *until > now);
+                }
+                if services.len() < MOST_SERVICES {
+                    services.insert(service, (slot, now + REMEMBERED));
                 }
             }
             _ => tracing::debug!("a message of another process with RoCE"),
@@ -347,6 +388,21 @@ fn claim_slot(from: u8) -> io::Result<(u8, OwnedFd)> {
         SLOTS.len()
     );
     Err(rustix::io::Errno::ADDRINUSE.into())
+}
+
+/// Waits until the sibling has answered, which it does when it has heard us, or has gone.
+fn wait_for_answer(fd: &OwnedFd, until: Instant) {
+    let mut answer = [0; message::HEADER];
+    loop {
+        match unix::recv_bytes(fd, &mut answer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            _ => return,
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || poll_fds(&[(fd.as_fd(), Interest::READ)], Some(left)).is_err() {
+            return;
+        }
+    }
 }
 
 /// Whether the other end belongs to this user.
