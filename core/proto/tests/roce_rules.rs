@@ -560,7 +560,7 @@ fn requests_that_are_not_valid_are_refused() {
         ..request(Wire::FetchAdd, 100)
     };
     let last = request(Wire::SendLast, 101);
-    let bad: [&[(Header, u32)]; 13] = [
+    let bad: [&[(Header, u32)]; 11] = [
         &[(request(Wire::SendMiddle, 100), 256)],
         &[(request(Wire::SendLast, 100), 1)],
         &[(request(Wire::SendFirst, 100), 255)],
@@ -576,15 +576,20 @@ fn requests_that_are_not_valid_are_refused() {
         &[(request(Wire::SendFirst, 100), 256), (last, 0)],
         &[(write(Wire::WriteOnly, 0, 5), 4)],
         &[(write(Wire::WriteFirst, 0, 256), 256)],
-        &[(write(Wire::WriteOnly, u64::MAX - 1, 2), 2)],
-        &[(write(Wire::ReadRequest, u64::MAX - 1, 2), 0)],
         &[(write(Wire::ReadRequest, 0, u32::MAX), 0)],
         &[(atomic(12), 0)],
     ];
-    for requests in bad {
+    // Memory that no key has.
+    let beyond: [&[(Header, u32)]; 2] = [
+        &[(write(Wire::WriteOnly, u64::MAX - 1, 2), 2)],
+        &[(write(Wire::ReadRequest, u64::MAX - 1, 2), 0)],
+    ];
+    let invalid = bad.map(|requests| (requests, NakCode::InvalidRequest));
+    let beyond = beyond.map(|requests| (requests, NakCode::RemoteAccess));
+    for (requests, code) in invalid.into_iter().chain(beyond) {
         let mut conn = connection();
         let (header, _) = requests.last().unwrap();
-        let nak = Syndrome::Nak(NakCode::InvalidRequest);
+        let nak = Syndrome::Nak(code);
         assert_eq!(
             answers(&mut conn, requests),
             [(header.psn, Some(nak))],
