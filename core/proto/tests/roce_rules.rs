@@ -866,7 +866,7 @@ fn a_message_that_is_refused_after_its_placement_is_not_acknowledged() {
 }
 
 #[test]
-fn memory_that_has_gone_under_a_repeated_answer_is_no_fault() {
+fn memory_that_has_gone_under_a_repeated_answer_is_no_fault_once() {
     let mut conn = connection();
     let read = read(100, 0, 600);
     assert_eq!(answers(&mut conn, &[(read, 0)]).len(), 3);
@@ -876,6 +876,14 @@ fn memory_that_has_gone_under_a_repeated_answer_is_no_fault() {
     assert_eq!(
         (conn.state(), packets(&mut conn, T0)),
         (State::Open, vec![])
+    );
+    // A late repetition comes once. This peer has not got its answer.
+    conn.rx(T0, &read, 0);
+    conn.next_tx(T0, &mut Vec::new()).expect("the answer again");
+    conn.source_gone();
+    assert_eq!(
+        (packets(&mut conn, T0).len(), conn.state()),
+        (1, State::Failed)
     );
 }
 

@@ -422,8 +422,9 @@ impl<W> Connection<W> {
     /// The memory of the answer that [`next_tx`](Self::next_tx) named last can no longer be read.
     pub fn source_gone(&mut self) {
         let (psn, again) = self.sourcing;
-        if again {
-            // The peer has that answer, or will ask again.
+        // The peer has that answer, and a request was late, or it asks once more: what comes twice, with nothing new between, is no late one.
+        let asked = Some((psn, self.expected));
+        if again && std::mem::replace(&mut self.gone, asked) != asked {
             let rest = ahead(psn, 1);
             if matches!(self.out.front(), Some(Out::Read { psn, .. }) if *psn == rest) {
                 self.out.pop_front();
