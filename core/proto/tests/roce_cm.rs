@@ -487,3 +487,32 @@ fn another_request_with_the_same_number_is_not_a_repetition() {
     assert_eq!(give(&mut b, T0, &next(&mut other)), None);
     assert!(b.take().is_none(), "it has no answer to that one");
 }
+
+/// The refusal of a peer that gives up without our number is one of its request's transaction; a forged one knows neither number.
+#[test]
+fn a_request_is_given_up_in_its_own_transaction() {
+    for accepted in [false, true] {
+        let mut a = Exchange::request(T0, 9, &REQ);
+        let mut b = responder(&next(&mut a));
+        if accepted {
+            b.accept(T0, &REP);
+            next(&mut b);
+        }
+        let before = b.phase();
+        let rej = |transaction| Mad {
+            transaction,
+            message: Message::Rej(Rej {
+                local_id: 5,
+                remote_id: 0,
+                about: About::Req,
+                reason: reason::TIMEOUT,
+                ari: &[0; 8],
+                private_data: &[],
+            }),
+        };
+        assert_eq!(b.on(T0, &rej(10)), None);
+        assert_eq!(b.phase(), before);
+        assert!(b.on(T0, &rej(9)).is_some());
+        assert_eq!(b.phase(), Phase::Over);
+    }
+}

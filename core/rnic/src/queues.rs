@@ -67,7 +67,8 @@ impl Queues {
     }
 
     /// A send is over. It makes a completion if that is `wanted`, or if it failed; otherwise it adds to `silent`, the sends that the next completion covers.
-    pub(crate) fn sent(&self, silent: &mut u32, wanted: bool, wc: Wc) {
+    /// False: the completion queue has overrun.
+    pub(crate) fn sent(&self, silent: &mut u32, wanted: bool, wc: Wc) -> bool {
         self.note(wc.opcode, wc.status, wc.byte_len);
         let failed = wc.status != WcStatus::Success;
         if failed || wanted {
@@ -76,9 +77,10 @@ impl Queues {
                 wqes_retired: 1 + take(silent),
                 ..wc
             };
-            self.send.push(&[wc], failed);
+            self.send.push(&[wc], failed)
         } else {
             CompCounters::done_silently(self.counters.as_ref(), wc.opcode, silent);
+            true
         }
     }
 

@@ -7,10 +7,11 @@ use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::tls::{Identity, Tls};
 use weft_verbs::{
     Access, AsyncEvent, CompChannel, Cq, Device, DeviceBuilder, LinkOptions, LocalMode, Mr, Pd, Qp,
-    QpInit, RawMemory, RecvWr, Rnr, SendWr, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode,
-    WcStatus,
+    QpInit, RawMemory, RecvWr, Rnr, RocePort, SendWr, SimFaults, SimNet, Srq, Transport, Wc,
+    WcOpcode, WcStatus,
 };
 
+use crate::roce::{self, AnyListener, AnyQp, Door};
 pub use crate::waits::{PATIENCE, until};
 
 /// The transport of the connections.
@@ -22,6 +23,8 @@ pub enum Carrier {
     Tcp6,
     /// The simulated network, with this seed and these faults.
     Sim(u64, SimFaults),
+    /// RoCE v2 over the loopback of IPv4: connected queue pairs, joined by InfiniBand's connection manager.
+    Roce,
 }
 
 /// The memory of the regions.
@@ -83,6 +86,14 @@ impl Setup {
             ..Setup::tcp()
         }
     }
+    /// RoCE v2. Sends complete when the peer has received them.
+    pub fn roce() -> Self {
+        Setup {
+            carrier: Carrier::Roce,
+            remote_completion: true,
+            ..Setup::tcp()
+        }
+    }
     /// The same with this memory for regions.
     #[must_use]
     pub fn memory(mut self, memory: Memory) -> Self {
@@ -130,6 +141,8 @@ pub struct Bed {
     /// The responders' device.
     pub b: Device,
     transport: Transport,
+    /// The devices' ports of RoCE.
+    ports: Vec<RocePort>,
 }
 
 /// The parameters of one side of a connection.
@@ -213,16 +226,36 @@ impl Bed {
             return None;
         }
         let transport = match setup.carrier {
-            Carrier::Tcp4 | Carrier::Tcp6 => Transport::Tcp,
+            Carrier::Tcp4 | Carrier::Tcp6 | Carrier::Roce => Transport::Tcp,
             Carrier::Sim(seed, faults) => Transport::Sim(SimNet::with_faults(seed, faults)),
         };
         let open = || builder(&transport, setup).open().expect("a device");
+        let (a, b) = (open(), open());
+        let ports = match setup.carrier {
+            Carrier::Roce => vec![roce::port(&a, &[]), roce::port(&b, &[])],
+            _ => Vec::new(),
+        };
         Some(Bed {
-            a: open(),
-            b: open(),
+            a,
+            b,
             setup,
             transport,
+            ports,
         })
+    }
+
+    /// Over RoCE some promises are others: see the scenarios that ask.
+    pub fn is_roce(&self) -> bool {
+        matches!(self.setup.carrier, Carrier::Roce)
+    }
+
+    /// As much of this immediate data as the transport takes: InfiniBand has 32 bits.
+    pub fn imm(&self, imm: u64) -> u64 {
+        if self.is_roce() {
+            imm & u64::from(u32::MAX)
+        } else {
+            imm
+        }
     }
 
     /// One more device on the same network, with these limits.
@@ -237,7 +270,7 @@ impl Bed {
     pub fn any_addr(&self) -> SocketAddr {
         let ip = match self.setup.carrier {
             Carrier::Tcp6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            Carrier::Tcp4 | Carrier::Sim(..) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Carrier::Tcp4 | Carrier::Sim(..) | Carrier::Roce => IpAddr::V4(Ipv4Addr::LOCALHOST),
         };
         SocketAddr::new(ip, 0)
     }
@@ -251,8 +284,12 @@ impl Bed {
     }
 
     /// A listener on the responders' device.
-    pub fn listener(&self, backlog: u32) -> Listener {
-        Listener::bind(&self.b, self.any_addr(), backlog, &self.param()).expect("a listener")
+    pub fn listener(&self, backlog: u32) -> AnyListener {
+        if let [_, port] = &self.ports[..] {
+            return AnyListener::Roce(Door::new(port, backlog));
+        }
+        let listener = Listener::bind(&self.b, self.any_addr(), backlog, &self.param());
+        AnyListener::Stream(listener.expect("a listener"))
     }
 
     /// Message lengths to try: none, one, odd, around 64 KiB, several MiB.
@@ -304,7 +341,12 @@ impl Bed {
         init.rnr = half.rnr;
         init.remote_completion = self.setup.remote_completion && !half.local_completion;
         init.quiet_end = half.quiet_end;
-        let qp = pd.create_qp(&init).expect("a QP");
+        let qp = if self.is_roce() {
+            let known: Vec<_> = self.ports.iter().map(|p| p.local_addr().ip()).collect();
+            AnyQp::roce(&pd, &init, roce::port(device, &known))
+        } else {
+            AnyQp::Stream(pd.create_qp(&init).expect("a QP"))
+        };
         if !half.recvs.is_empty() {
             qp.post_recv(&half.recvs).expect("receives");
         }
@@ -340,16 +382,31 @@ impl Bed {
     }
 
     /// A connected pair through this listener.
-    pub fn pair_through(&self, listener: &Listener, a: &Half, b: &Half) -> (End, End) {
+    pub fn pair_through(&self, listener: &AnyListener, a: &Half, b: &Half) -> (End, End) {
         let (there, here) = (self.end(&self.a, a), self.end(&self.b, b));
+        self.join(listener, there, here, (&a.param, &b.param))
+    }
+
+    /// Connects `there`, which asks, to `here` through this listener.
+    pub fn join(
+        &self,
+        listener: &AnyListener,
+        there: End,
+        here: End,
+        (asks, answers): (&ConnParam, &ConnParam),
+    ) -> (End, End) {
+        let listener = match listener {
+            AnyListener::Stream(listener) => listener,
+            AnyListener::Roce(door) => return door.join(there, here, (asks, answers)),
+        };
         std::thread::scope(|scope| {
-            let dial = scope.spawn(|| self.dial(listener.local_addr(), there, &a.param));
+            let dial = scope.spawn(|| self.dial(listener.local_addr(), there, asks));
             let request = listener
                 .next_request(Some(PATIENCE))
                 .expect("a connection request");
             let param = ConnParam {
                 options: self.setup.options,
-                ..b.param.clone()
+                ..answers.clone()
             };
             let here = here.over(|qp| request.accept(qp, &param)).expect("accept");
             let there = dial.join().expect("no panic").expect("connect");
@@ -392,7 +449,7 @@ pub struct End {
     /// Completions of its receives.
     pub rcq: Cq,
     /// Its queue pair.
-    pub qp: Qp,
+    pub qp: AnyQp,
     /// The peer's private data of the connection.
     pub private_data: Vec<u8>,
     memory: Memory,
@@ -420,9 +477,9 @@ impl End {
         self,
         connect: impl FnOnce(Qp) -> Result<Connection, ConnectError>,
     ) -> Result<End, ConnectError> {
-        let Connection { qp, private_data } = connect(self.qp)?;
+        let Connection { qp, private_data } = connect(self.qp.into_stream())?;
         Ok(End {
-            qp,
+            qp: AnyQp::Stream(qp),
             private_data,
             ..self
         })

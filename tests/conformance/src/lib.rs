@@ -17,6 +17,7 @@ pub mod gauge;
 pub mod local;
 pub mod marks;
 pub mod raw;
+pub mod roce;
 pub mod scenarios;
 pub mod twin;
 pub mod victim;

@@ -73,10 +73,14 @@ fn round_trip(setup: Setup, polls: bool) -> Duration {
     times[ROUNDS / 2]
 }
 
+fn name(setup: Setup) -> String {
+    format!("{:?}, shared memory {:?}", setup.carrier, setup.local)
+}
+
 /// A program that has polled before it goes to sleep is woken as soon as one that has not: its message does not wait until the engine next checks whether the
 /// program still polls.
 fn polling_before_a_sleep_costs_nothing() {
-    for setup in [Setup::tcp(), Setup::local(Memory::Both)] {
+    for setup in [Setup::tcp(), Setup::local(Memory::Both), Setup::roce()] {
         // A busy machine can spoil a measurement, but not each time.
         let mut tries = Vec::new();
         while tries.len() < 10 {
@@ -86,8 +90,8 @@ fn polling_before_a_sleep_costs_nothing() {
                 break;
             }
         }
-        println!("{:?}: {tries:?}", setup.local);
-        assert!(tries.len() < 10, "{:?}: {tries:?}", setup.local);
+        println!("{}: {tries:?}", name(setup));
+        assert!(tries.len() < 10, "{}: {tries:?}", name(setup));
     }
 }
 
@@ -150,11 +154,11 @@ fn others_run() -> bool {
 /// A thread that polls now and then for a completion does not count as one that polls for arrivals: the engine places the peer's Writes as soon as for a
 /// program that sleeps, not at its next check.
 fn spinning_on_memory_needs_no_polls() {
-    for setup in [Setup::tcp(), Setup::local(Memory::Both)] {
+    for setup in [Setup::tcp(), Setup::local(Memory::Both), Setup::roce()] {
         // A busy machine can spoil some of them, or all for a while; an engine that checks too late spoils most, always.
         let most_are_soon = || {
             let tries = [(); 9].map(|()| (written_round_trip(setup), round_trip(setup, false)));
-            println!("{:?}: {tries:?}", setup.local);
+            println!("{}: {tries:?}", name(setup));
             let soon = tries
                 .iter()
                 .filter(|(written, asleep)| *written < 4 * *asleep);
@@ -162,10 +166,10 @@ fn spinning_on_memory_needs_no_polls() {
         };
         let soon = (0..4).any(|_| most_are_soon());
         if !soon && others_run() {
-            println!("{:?}: not judged, other programs run", setup.local);
+            println!("{}: not judged, other programs run", name(setup));
             continue;
         }
-        assert!(soon, "{:?}", setup.local);
+        assert!(soon, "{}", name(setup));
     }
 }
 

@@ -1,4 +1,4 @@
-//! The resources of many connections in shared memory, and their release. In a process of its own, because it counts all of that.
+//! The resources of many connections in shared memory and over RoCE, and their release. In a process of its own, because it counts all of that.
 
 use weft_conformance::bed::{Bed, Half, Memory, Setup, until};
 use weft_conformance::gauge::{descriptors, given_back};
@@ -65,4 +65,25 @@ fn everything_is_given_back() {
     round(&bed, count, true);
     given_back(before);
     until("all mappings are given back", || maps() == 0);
+}
+
+/// Connections of RoCE have no descriptors: their port has one.
+#[test]
+fn everything_of_roce_is_given_back() {
+    if !alone("leaks::everything_of_roce_is_given_back") {
+        return;
+    }
+    let bed = Bed::new(Setup::roce()).expect("a bed");
+    round(&bed, 2, false);
+    let before = descriptors();
+    let listener = bed.listener(64);
+    let pairs: Vec<_> = (0..50)
+        .map(|_| bed.pair_through(&listener, &Half::default(), &Half::default()))
+        .collect();
+    assert!(descriptors() <= before, "{before} before");
+    drop(pairs);
+    for _ in 0..5 {
+        round(&bed, 20, false);
+    }
+    given_back(before);
 }

@@ -202,6 +202,59 @@ on_confirmed_setups!({
     states: quiet_end, expected, disconnect, to_error, drop_of_a_qp;
 });
 
+/// RoCE. Left out is what it has not:
+/// - the connection manager of streams (`cm`), and queue pairs with posts before their connection (`expected`, `fails_unconnected`): InfiniBand's manager has tests
+///   of its own (`roce_cm.rs`);
+/// - a disconnect that waits for what was posted (`disconnect`, `disconnect_after_much`, `confirmed::unsignaled`): InfiniBand's flushes it;
+/// - ends that the transport tells the peer, and their reasons (`to_error`, `cut`, `quiet_end`, `rnr::ends`), and `pause`;
+/// - messages that wait at the receiver: a sender repeats them, and its later requests wait behind them (`rnr::requests_wait`, `answers_do_not_wait`,
+///   `sleeps_beside_it`; `limited`, whose limits are set here when the connection is made: see `roce.rs`);
+/// - `limits` of queue pairs, which are the same code; its objects do not depend on the transport.
+macro_rules! on_roce {
+    ($rows:tt) => {
+        column!(roce, Setup::roce(), $rows);
+        column!(
+            roce_in_place,
+            Setup::roce().memory(Memory::InPlace).largest(70_000),
+            $rows
+        );
+    };
+}
+
+on_roce!({
+    send_recv: with_immediate, every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
+        unsignaled, all_signaled, message_too_long, no_receive, refused_posts;
+    write_read: write_every_size, read_every_size, responder_reads_and_writes, read_and_write_lists,
+        write_with_immediate, write_then_read, fence, read_depth_of_one, read_depths_differ, mixed_order,
+        target_is_asleep, target_watches_memory, refused_access, zero_length_needs_no_key, bad_local_list;
+    atomics: each_operation, concurrent, refused;
+    windows: bind_and_use, zero_based, rights, local_invalidate, send_with_invalidate, send_with_invalidate_refused,
+        other_queue_pair, refused_binds, local_invalidate_refused, many_binds, bind_then_send_in_one_post, region_in_use;
+    srq: resized, shared_by_several, shared_concurrently, limit_event, refused_posts, one_member_ends;
+    rnr: answers_pass_a_long_message, one_by_one, much, posted_by_another_thread, shared_queue;
+    cq: resized, wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,
+        overrun, filled_to_the_brim, shared_by_many;
+    events: asynchronous_hook, notified_by_a_call, arm_and_event, completion_already_there, event_loop, solicited_only, solicited_immediate,
+        two_queues_on_one_channel, in_an_epoll, wait_in_vain, awaited;
+    confirmed: receive_of_no_use, sends, writes, refused, peer_goes, peer_leaves, depths;
+    lifetimes: handles_go_first, device_goes, no_completions_after_drop, deregistration_in_use, own_region_goes,
+        receive_without_right, drop_after_post;
+    threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
+    states: before_connected, drop_of_a_qp;
+});
+
+macro_rules! on_one_roce {
+    ($rows:tt) => {
+        column!(roce_at_length, Setup::roce(), $rows);
+    };
+}
+
+on_one_roce!({
+    cm: two_hundred;
+    limits: connected_queue_pairs;
+    threads: stress;
+});
+
 /// The number of threads that run a scenario at once, each with its own queue pairs, on shared devices, engines and tables.
 const THREADS: usize = 4;
 
@@ -251,6 +304,29 @@ macro_rules! by_four_threads {
         );
     };
 }
+
+macro_rules! by_four_threads_on_roce {
+    ($rows:tt) => {
+        threads_column!(roce_by_threads, Setup::roce().largest(70_000), $rows);
+    };
+}
+
+by_four_threads_on_roce!({
+    send_recv: with_immediate, every_size, both_ways, scatter_gather, in_order, unsignaled, message_too_long, no_receive, refused_posts;
+    write_read: write_every_size, read_every_size, read_and_write_lists, write_with_immediate, write_then_read, fence, read_depth_of_one,
+        read_depths_differ, mixed_order, target_is_asleep, target_watches_memory, bad_local_list;
+    atomics: each_operation, concurrent, refused;
+    windows: bind_and_use, send_with_invalidate, other_queue_pair, many_binds;
+    srq: shared_by_several, shared_concurrently, one_member_ends;
+    rnr: answers_pass_a_long_message, one_by_one, much, posted_by_another_thread, shared_queue;
+    cq: wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits, filled_to_the_brim,
+        shared_by_many;
+    events: event_loop, solicited_only, in_an_epoll, awaited;
+    confirmed: peer_goes, peer_leaves;
+    lifetimes: no_completions_after_drop, deregistration_in_use, own_region_goes, drop_after_post;
+    threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
+    states: before_connected, drop_of_a_qp;
+});
 
 // Without the scenarios that read the asynchronous events of a whole device, which include those of the other threads.
 by_four_threads!({

@@ -382,7 +382,7 @@ impl Exchange {
                 }
                 None
             }
-            (Message::Rej(rej), phase) => self.on_rej(phase, rej),
+            (Message::Rej(rej), phase) => self.on_rej(phase, mad.transaction, rej),
             (Message::Dreq(dreq), phase)
                 if phase != Phase::ReqSent
                     && self.fits(dreq.local_id, dreq.remote_id)
@@ -405,15 +405,15 @@ impl Exchange {
         }
     }
 
-    fn on_rej(&mut self, phase: Phase, rej: &Rej<'_>) -> Option<Event> {
+    fn on_rej(&mut self, phase: Phase, transaction: u64, rej: &Rej<'_>) -> Option<Event> {
         let fits = match phase {
             // A peer that keeps nothing of our request has no number for it.
             Phase::ReqSent => rej.remote_id == self.local_id,
-            // A peer that gives up its request may not know our number.
-            Phase::Requested | Phase::RepSent => {
-                rej.local_id == self.remote_id
-                    && (rej.remote_id == 0 || rej.remote_id == self.local_id)
+            // A peer that gives up its request may not know our number. It knows the request's transaction, which others have not seen.
+            Phase::Requested | Phase::RepSent if rej.remote_id == 0 => {
+                rej.local_id == self.remote_id && transaction == self.transaction
             }
+            Phase::Requested | Phase::RepSent => self.fits(rej.local_id, rej.remote_id),
             Phase::Replied | Phase::Ready | Phase::DreqSent => {
                 self.fits(rej.local_id, rej.remote_id)
             }

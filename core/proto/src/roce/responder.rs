@@ -179,7 +179,7 @@ impl<W> Connection<W> {
             return self.rx_send(header, len).ok_or(invalid);
         }
         if op.is_write() {
-            return self.rx_write(header, len).ok_or(invalid);
+            return self.rx_write(header, len);
         }
         // Reads and atomics, whose answers are bounded.
         let owed = |out: &&Out| out.is_answer() && !out.is_again();
@@ -188,7 +188,10 @@ impl<W> Connection<W> {
         }
         if let (Op::ReadRequest, Some(reth)) = (op, header.reth) {
             let (rkey, va, len) = (reth.rkey, reth.va, reth.len);
-            if va.checked_add(len.into()).is_none() || self.config.packets(len) > MOST_PACKETS {
+            if va.checked_add(len.into()).is_none() {
+                return Err(NakCode::RemoteAccess);
+            }
+            if self.config.packets(len) > MOST_PACKETS {
                 return Err(invalid);
             }
             return Ok((
@@ -239,7 +242,8 @@ impl<W> Connection<W> {
         Some((rx, pending))
     }
 
-    fn rx_write(&self, header: &Header, len: u32) -> Option<(Rx, Pending)> {
+    fn rx_write(&self, header: &Header, len: u32) -> Result<(Rx, Pending), NakCode> {
+        let invalid = NakCode::InvalidRequest;
         let (rkey, va, left, total) = match (self.open, header.reth) {
             (None, Some(reth)) => (reth.rkey, reth.va, reth.len, reth.len),
             (
@@ -251,14 +255,14 @@ impl<W> Connection<W> {
                 }),
                 _,
             ) => (rkey, va, left, len),
-            _ => return None,
+            _ => return Err(invalid),
         };
-        va.checked_add(left.into())?;
-        let left = left.checked_sub(len)?;
+        va.checked_add(left.into()).ok_or(NakCode::RemoteAccess)?;
+        let left = left.checked_sub(len).ok_or(invalid)?;
         let last = header.opcode.op.is_last();
         // A message has exactly the bytes that it announces.
         if last != (left == 0) {
-            return None;
+            return Err(invalid);
         }
         let immediate = header.immediate;
         let rx = Rx::PlaceWrite {
@@ -285,7 +289,7 @@ impl<W> Connection<W> {
             last,
             ack: header.ack_request,
         };
-        Some((rx, pending))
+        Ok((rx, pending))
     }
 
     /// The payload of the packet is in place, or it had none.
@@ -418,8 +422,9 @@ impl<W> Connection<W> {
     /// The memory of the answer that [`next_tx`](Self::next_tx) named last can no longer be read.
     pub fn source_gone(&mut self) {
         let (psn, again) = self.sourcing;
-        if again {
-            // The peer has that answer, or will ask again.
+        // The peer has that answer, and a request was late, or it asks once more: what comes twice, with nothing new between, is no late one.
+        let asked = Some((psn, self.expected));
+        if again && std::mem::replace(&mut self.gone, asked) != asked {
             let rest = ahead(psn, 1);
             if matches!(self.out.front(), Some(Out::Read { psn, .. }) if *psn == rest) {
                 self.out.pop_front();

@@ -1,5 +1,6 @@
 //! Which requests for connections a program sees. Any host can send one, with any address as its source: a request costs no memory before it fits what
-//! was asked of us and the listener has room for it, and its answer is no longer than the request.
+//! was asked of us and the listener has room for it, and its answer is no longer than the request. Whether the way takes its path MTU is asked of the
+//! kernel later, without the lock.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -90,9 +91,6 @@ impl PortInner {
             return;
         };
         let mtu = mtu_of(req.mtu).unwrap_or(MTUS[0]);
-        if self.mtu_to(from).is_none_or(|most| mtu > most) {
-            return refuse(from, transaction, req, reason::INVALID_MTU, todo);
-        }
         let on_request = Arc::clone(&listener.on_request);
         let (Some(port), Some(id)) = (self.owner(), manager.new_asked_id(self)) else {
             return;

@@ -687,11 +687,12 @@ impl PortInner {
     }
 
     fn carry_out(&self, todo: Todo) {
-        for (to, raw) in todo.send {
-            self.send_mad(to, &raw[..]);
-        }
+        // What a queue pair has put off, an acknowledgement perhaps, goes before the word that the connection is over.
         for qp in todo.end.iter().filter_map(Weak::upgrade) {
             qp.to_error();
+        }
+        for (to, raw) in todo.send {
+            self.send_mad(to, &raw[..]);
         }
         if let Some((id, reply)) = todo.join {
             self.join(id, reply);
@@ -699,8 +700,23 @@ impl PortInner {
         for (tell, event) in todo.tell {
             tell(event);
         }
-        if let Some((on_request, request)) = todo.asked {
-            on_request(request);
+        if let Some((on_request, asked)) = todo.asked {
+            let peer = peer_addr(asked.addrs.0.ip(), scope_of(asked.addrs.0));
+            if self.mtu_to(peer).is_some_and(|most| asked.mtu <= most) {
+                on_request(asked);
+            } else {
+                self.refuse_mtu(asked);
+            }
+        }
+    }
+
+    /// The way does not take what a peer asks for. Nothing is kept of it: it is refused again when it comes again.
+    fn refuse_mtu(&self, asked: Asked) {
+        let id = asked.id;
+        RoceRequest::new(asked).refuse(reason::INVALID_MTU, &[]);
+        let mut manager = manager(self);
+        if manager.kept.pop_back_if(|(_, last)| *last == id).is_some() {
+            manager.remove(id);
         }
     }
 

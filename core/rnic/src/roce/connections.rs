@@ -30,6 +30,8 @@ pub(super) struct Manager {
     pub(super) connections: HashMap<u32, Connection>,
     /// The connections that peers have asked for, by address and the peer's number.
     pub(super) asked: HashMap<(IpAddr, u32), u32>,
+    /// All that peers have asked for, those included whose number its peer uses again.
+    of_peers: usize,
     /// When their exchanges want to be looked at.
     pub(super) due: BTreeSet<(Now, u32)>,
     /// Those that are over, and until when they are kept; the oldest first.
@@ -122,11 +124,17 @@ impl Manager {
 
     /// A number for a connection that a peer asks for. What peers have asked for leaves room for what this side asks for.
     pub(super) fn new_asked_id(&mut self, port: &PortInner) -> Option<u32> {
-        if self.asked.len() >= MAX_ASKED {
+        self.make_room()?;
+        self.new_id(port)
+    }
+
+    /// Forgets the oldest connections that are over, until peers may have another one.
+    fn make_room(&mut self) -> Option<()> {
+        while self.of_peers >= MAX_ASKED {
             let (_, oldest) = self.kept.pop_front()?;
             self.remove(oldest);
         }
-        self.new_id(port)
+        Some(())
     }
 
     /// A connection that a peer has asked for.
@@ -139,6 +147,7 @@ impl Manager {
             ..connection
         };
         self.connections.insert(id, connection);
+        self.of_peers += 1;
     }
 
     pub(super) fn remove(&mut self, id: u32) {
@@ -148,10 +157,11 @@ impl Manager {
         if let Some(due) = gone.due {
             self.due.remove(&(due, id));
         }
-        if let Some(key) = gone.asked
-            && self.asked.get(&key) == Some(&id)
-        {
-            self.asked.remove(&key);
+        if let Some(key) = gone.asked {
+            self.of_peers -= 1;
+            if self.asked.get(&key) == Some(&id) {
+                self.asked.remove(&key);
+            }
         }
     }
 
@@ -207,5 +217,56 @@ pub(super) fn gid_of(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use weft_wire::roce::cm::{PortSpace, Req, service_id};
+
+    use super::*;
+
+    /// A peer that uses one number again and again takes no more places than others.
+    #[test]
+    fn a_number_that_is_used_again_counts_each_time() {
+        let req = Req {
+            local_id: 7,
+            service_id: service_id(PortSpace::Tcp, 7),
+            ca_guid: 1,
+            qp: 0x11,
+            responder_resources: 1,
+            initiator_depth: 1,
+            remote_timeout: 18,
+            local_timeout: 18,
+            service: 0,
+            psn: 0,
+            retry_count: 7,
+            rnr_retry: 7,
+            pkey: 0xffff,
+            mtu: 3,
+            max_cm_retries: 1,
+            srq: false,
+            local_gid: [1; 16],
+            remote_gid: [2; 16],
+            ack_timeout: 14,
+            private_data: &[],
+        };
+        let peer = SocketAddr::from(([127, 0, 0, 9], 4791));
+        let mut manager = Manager::default();
+        for id in 1..=MAX_ASKED as u32 + 5 {
+            manager.make_room().expect("all are over");
+            // Over, and the peer begins anew with its number.
+            manager.asked.remove(&(peer.ip(), req.local_id));
+            let exchange = Exchange::requested(u64::from(id), id, &req);
+            manager.add_asked(id, req.local_id, Connection::new(exchange, peer, 1024));
+            manager.kept.push_back((Duration::ZERO, id));
+        }
+        assert_eq!(manager.connections.len(), MAX_ASKED);
+        while let Some((_, id)) = manager.kept.pop_front() {
+            manager.remove(id);
+        }
+        assert_eq!((manager.of_peers, manager.asked.len()), (0, 0));
     }
 }

@@ -124,6 +124,8 @@ pub(crate) struct Core {
     seen_polls: u32,
     /// Sends done without a completion.
     silent: u32,
+    /// A completion queue had no room for a completion: the queue pair is to end.
+    overrun: bool,
     /// When the engine looks at it.
     alarm: Option<Instant>,
     /// Some of what is owed waits for the next look at what has come, or for room in the socket.
@@ -241,6 +243,7 @@ impl Pd {
                 posts: 0,
                 seen_polls: 0,
                 silent: 0,
+                overrun: false,
                 alarm: None,
                 waits: false,
                 live: true,
@@ -577,9 +580,10 @@ impl RoceInner {
         self.queues.defer();
     }
 
-    /// Sends what was put off, before the end.
+    /// Sends what was put off, and what the thread that receives has not answered yet, before the end: the program may have a completion already whose
+    /// acknowledgement has not gone.
     fn settle(self: &Arc<Self>, core: &mut Core) {
-        if core.waits && matches!(core.conn.state(), State::Open | State::Failed) {
+        if matches!(core.conn.state(), State::Open | State::Failed) {
             self.transmit(core);
         }
     }
@@ -593,6 +597,7 @@ impl RoceInner {
             self.raise(core.conn.refused_with());
             self.end(core);
         }
+        self.end_if_overrun(core);
         self.set_alarm(core);
     }
 
@@ -624,7 +629,15 @@ impl RoceInner {
                 ..Wc::default()
             };
             let wanted = wr.signaled || self.limits.sq_sig_all;
-            self.queues.sent(&mut core.silent, wanted, wc);
+            core.overrun |= !self.queues.sent(&mut core.silent, wanted, wc);
+        }
+    }
+
+    /// A queue pair whose completions are lost ends.
+    fn end_if_overrun(&self, core: &mut Core) {
+        if std::mem::take(&mut core.overrun) && self.state() != QpState::Error {
+            self.raise(None);
+            self.end(core);
         }
     }
 
@@ -727,6 +740,7 @@ impl Member for RoceInner {
             // It has ended meanwhile.
         } else if polled && core.conn.may_rest() && !core.notices.owed {
             self.reap(&mut core);
+            self.end_if_overrun(&mut core);
             self.put_off(&mut core);
             self.set_alarm(&mut core);
         } else {

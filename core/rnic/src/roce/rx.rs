@@ -198,7 +198,7 @@ impl RoceInner {
             wqes_retired: 1,
             ..Wc::default()
         };
-        self.queues.recv.push(&[wc], solicited);
+        core.overrun |= !self.queues.recv.push(&[wc], solicited);
         Ok(())
     }
 

@@ -99,7 +99,7 @@ pub fn unsignaled(bed: &Bed) {
     assert_none(&a.scq);
 }
 
-/// When a peer ends before it has received a Send, the Send does not succeed.
+/// When a peer ends before it has received a Send, the Send does not succeed. RoCE's connection manager says that the peer has gone: all is flushed.
 pub fn peer_goes(bed: &Bed) {
     let (a, b) = pair(bed);
     a.post(SendWr::send(1).signaled());
@@ -107,7 +107,12 @@ pub fn peer_goes(bed: &Bed) {
     settle(&a, &b);
     drop(b.qp);
     let wcs = take(&a.scq, 2);
-    assert_eq!((wcs[0].wr_id, wcs[0].status), (1, WcStatus::RetryExcErr));
+    let first = if bed.is_roce() {
+        WcStatus::WrFlushErr
+    } else {
+        WcStatus::RetryExcErr
+    };
+    assert_eq!((wcs[0].wr_id, wcs[0].status), (1, first));
     assert_eq!((wcs[1].wr_id, wcs[1].status), (2, WcStatus::WrFlushErr));
 }
 
@@ -153,7 +158,7 @@ pub fn depths(bed: &Bed) {
         };
         (half.param.ird, half.param.ord) = (depth, depth);
         let (a, b) = bed.pair_with(&half, &half);
-        if bed.setup.options.revision == 2 {
+        if bed.setup.options.revision == 2 && !bed.is_roce() {
             assert_eq!(a.qp.depths(), Some((depth, depth)));
         }
         for id in 0..4 {

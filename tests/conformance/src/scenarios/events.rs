@@ -121,7 +121,12 @@ pub fn solicited_only(bed: &Bed) {
     take(&b.rcq, 1);
     // An error counts as solicited.
     b.rcq.req_notify(true);
-    a.qp.to_error();
+    if bed.is_roce() {
+        // An end is not told to the peer.
+        b.qp.to_error();
+    } else {
+        a.qp.to_error();
+    }
     assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
 }
 
@@ -262,17 +267,19 @@ pub fn asynchronous_hook(bed: &Bed) {
     let device = bed.device(Limits::default());
     let listener = bed.listener(8);
     let cut = || {
-        let end = bed.end(&device, &Half::default());
-        let num = end.qp.num();
-        std::thread::scope(|scope| {
-            let dial = scope.spawn(|| bed.dial(listener.local_addr(), end, &bed.param()));
-            let request = listener.next_request(Some(PATIENCE)).expect("a request");
-            let peer = bed.end(&bed.b, &Half::default());
-            let peer = peer.over(|qp| request.accept(qp, &bed.param())).unwrap();
-            let end = dial.join().expect("no panic").expect("connect");
-            peer.qp.to_error();
-            until("the end", || end.qp.state() == QpState::Error);
-        });
+        let there = bed.end(&device, &Half::default());
+        let here = bed.end(&bed.b, &Half::default());
+        let param = bed.param();
+        let (there, here) = bed.join(&listener, there, here, (&param, &param));
+        let num = there.qp.num();
+        if bed.is_roce() {
+            // The end of one side is not told to the other: a request is refused.
+            let nowhere = here.mr(8).remote(8);
+            there.post(SendWr::write(1, nowhere).inline(&[0]));
+        } else {
+            here.qp.to_error();
+        }
+        until("the end", || there.qp.state() == QpState::Error);
         num
     };
     let early = cut();

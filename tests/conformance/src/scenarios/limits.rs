@@ -124,21 +124,13 @@ pub fn connected_queue_pairs(bed: &Bed) {
     });
     let listener = bed.listener(8);
     for _ in 0..10 {
-        let end = bed.end(&device, &Half::default());
-        std::thread::scope(|scope| {
-            let dial = scope.spawn(|| {
-                let end = bed.dial(listener.local_addr(), end, &bed.param());
-                drop(end.expect("connect"));
-            });
-            let request = listener
-                .next_request(Some(crate::bed::PATIENCE))
-                .expect("a request");
-            let peer = bed.end(&bed.b, &Half::default());
-            let conn = request.accept(peer.qp, &bed.param()).expect("accept");
-            dial.join().expect("no panic");
-            until("the peer's end", || {
-                conn.qp.state() == weft_verbs::QpState::Error
-            });
+        let there = bed.end(&device, &Half::default());
+        let here = bed.end(&bed.b, &Half::default());
+        let param = bed.param();
+        let (there, here) = bed.join(&listener, there, here, (&param, &param));
+        drop(there);
+        until("the peer's end", || {
+            here.qp.state() == weft_verbs::QpState::Error
         });
     }
 }

@@ -225,7 +225,11 @@ pub fn shared_queue(bed: &Bed) {
         }
     }
     let (a, b) = &pairs[0];
-    a.run(SendWr::send(3));
+    if bed.setup.remote_completion {
+        a.post(SendWr::send(3));
+    } else {
+        a.run(SendWr::send(3));
+    }
     let rcq = b.rcq.clone();
     assert_none(&rcq);
     let mut seen = Vec::new();

@@ -145,16 +145,18 @@ pub fn resized(bed: &Bed) {
 }
 
 /// A queue pair that ends takes only the receive of a message in progress; the others continue. An empty queue ends the queue pair whose message finds it
-/// empty.
+/// empty; over RoCE it ends the sender, and nobody is told that a queue pair has ended.
 pub fn one_member_ends(bed: &Bed) {
     need!(bed, srq);
     let (srq, mut pairs) = pairs(bed, 3, 64);
     let wrs: Vec<_> = (0..3).map(RecvWr::new).collect();
     srq.post_recv(&wrs).unwrap();
     pairs[0].1.qp.to_error();
-    until("the peer hears of it", || {
-        pairs[0].0.qp.state() == QpState::Error
-    });
+    if !bed.is_roce() {
+        until("the peer hears of it", || {
+            pairs[0].0.qp.state() == QpState::Error
+        });
+    }
     assert_none(&pairs[0].1.rcq);
     drop(pairs.remove(0));
     for (id, pair) in [(0, 0), (1, 1), (2, 0)] {
@@ -165,7 +167,8 @@ pub fn one_member_ends(bed: &Bed) {
     let (a, b) = &pairs[0];
     a.post(SendWr::send(1));
     until("the end of the one that found none", || {
-        b.qp.state() == QpState::Error
+        let ends = if bed.is_roce() { a } else { b };
+        ends.qp.state() == QpState::Error
     });
     let (a, b) = &pairs[1];
     assert_eq!(b.qp.state(), QpState::Rts);

@@ -291,14 +291,7 @@ fn connect(bed: &Bed, a: End, b: End, ord: u16) -> (End, End) {
     let listener = bed.listener(8);
     let mut param = bed.param();
     param.ord = ord;
-    std::thread::scope(|scope| {
-        let dial = scope.spawn(|| bed.dial(listener.local_addr(), a, &param));
-        let request = listener.next_request(Some(PATIENCE)).expect("a request");
-        let b = b
-            .over(|qp| request.accept(qp, &bed.param()))
-            .expect("accept");
-        (dial.join().expect("no panic").expect("connect"), b)
-    })
+    bed.join(&listener, a, b, (&param, &bed.param()))
 }
 
 /// A failed attempt to join queue pairs can set the reason: the first send completes with it.

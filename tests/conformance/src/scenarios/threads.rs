@@ -123,7 +123,12 @@ pub fn ended_while_in_use(bed: &Bed) {
             });
             scope.spawn(|| {
                 crate::bed::until("some traffic", || b.qp.counters().rx_fpdus > 3);
-                b.qp.to_error();
+                if bed.is_roce() {
+                    // The peer is told, and does not have to find out by its retries.
+                    b.qp.disconnect();
+                } else {
+                    b.qp.to_error();
+                }
             });
             scope.spawn(|| {
                 b.post_recv(RecvWr::new(1));

@@ -1,4 +1,4 @@
-//! pyverbs: rdma-core's own tests of the verbs, from Python, on both devices.
+//! pyverbs: rdma-core's own tests of the verbs, from Python, on both devices, and on `weft_ib0` with RoCE on the wire.
 //!
 //! `docs/verbs-reference.md` has the table of passing tests, and the list of tests that may fail, with the reasons. This test fails when an unlisted test fails, when a
 //! listed test passes, and when fewer tests pass than the table says. `WEFT_BLESS=1` writes the table anew.
@@ -24,6 +24,15 @@ const NEEDED: &[(&str, &str)] = &[
 ];
 /// Tests of one vendor's hardware or of a GPU.
 const OTHERS: [&str; 3] = ["test_mlx5", "test_efa", "test_cuda"];
+/// The columns of the table: a name, and the device.
+const COLUMNS: [(&str, &str); 3] = [
+    ("weft0", "weft0"),
+    ("weft_ib0", "weft_ib0"),
+    (ROCE, "weft_ib0"),
+];
+const ROCE: &str = "RoCE";
+/// With RoCE its two processes would need one UDP port.
+const TWO_PROCESSES: &str = "test_rdmacm.py";
 const BEGIN: &str = "<!-- pyverbs: begin -->\n";
 const END: &str = "<!-- pyverbs: end -->";
 /// The time limit for all tests of one file.
@@ -143,33 +152,43 @@ fn pyverbs() {
     let allowed = Allowed::read(tail);
     let folder = tempfile::tempdir().unwrap();
     let files = unpack(folder.path());
-    let mut table = "| file | weft0: pass | fail | skip | weft_ib0: pass | fail | skip |\n|---|---|---|---|---|---|---|\n".to_owned();
-    let mut sums = [0; 6];
+    let mut table = "| file |".to_owned();
+    for (column, _) in COLUMNS {
+        let _ = write!(table, " {column}: pass | fail | skip |");
+    }
+    table += &format!("\n|---|{}\n", "---|".repeat(3 * COLUMNS.len()));
+    let mut sums = [0; 3 * COLUMNS.len()];
     let mut problems = String::new();
     let mut reasons: BTreeMap<(&str, String), usize> = BTreeMap::new();
     for file in &files {
-        let mut counts = [0; 6];
-        for (at, device) in ["weft0", "weft_ib0"].into_iter().enumerate() {
-            let weft = Weft::on(device).limit(LIMIT);
+        let mut counts = [0; 3 * COLUMNS.len()];
+        for (at, (column, device)) in COLUMNS.into_iter().enumerate() {
+            let mut weft = Weft::on(device).limit(LIMIT);
+            if column == ROCE {
+                if file == TWO_PROCESSES {
+                    continue;
+                }
+                weft = weft.env("WEFT_IB_WIRE", "roce");
+            }
             for (test, (what, reason)) in run(&weft, folder.path(), device, file) {
                 let place = ["ok", "fail", "skip"].iter().position(|w| *w == what);
                 counts[at * 3 + place.unwrap()] += 1;
                 match what.as_str() {
-                    "fail" if !allowed.covers(device, &test, &reason) => {
-                        let _ = writeln!(problems, "{device}: {test} fails: {reason}");
+                    "fail" if !allowed.covers(column, &test, &reason) => {
+                        let _ = writeln!(problems, "{column}: {test} fails: {reason}");
                     }
-                    "ok" if allowed.names(device, &test) => {
+                    "ok" if allowed.names(column, &test) => {
                         let _ = writeln!(
                             problems,
-                            "{device}: {test} passes, and docs/verbs-reference.md lists it as failing"
+                            "{column}: {test} passes, and docs/verbs-reference.md lists it as failing"
                         );
                     }
-                    "skip" => *reasons.entry((device, reason)).or_default() += 1,
+                    "skip" => *reasons.entry((column, reason)).or_default() += 1,
                     _ => {}
                 }
             }
         }
-        let row = |name: &str, counts: [usize; 6]| {
+        let row = |name: &str, counts: [usize; 3 * COLUMNS.len()]| {
             format!(
                 "| {name} | {} |\n",
                 counts.map(|n| n.to_string()).join(" | ")
@@ -186,7 +205,8 @@ fn pyverbs() {
                     .collect()
             })
             .unwrap_or_default();
-        if then.len() == 6 && (counts[0] < then[0] || counts[3] < then[3]) {
+        let fewer = |at: usize| counts[3 * at] < then[3 * at];
+        if then.len() == counts.len() && (0..COLUMNS.len()).any(fewer) {
             let _ = writeln!(
                 problems,
                 "fewer tests pass than docs/verbs-reference.md says: {now}"
@@ -199,8 +219,8 @@ fn pyverbs() {
         }
     }
     say(&format!("pyverbs\n{table}"));
-    for ((device, reason), count) in &reasons {
-        say(&format!("pyverbs on {device}: {count} skipped: {reason}"));
+    for ((column, reason), count) in &reasons {
+        say(&format!("pyverbs on {column}: {count} skipped: {reason}"));
     }
     if std::env::var_os("WEFT_BLESS").is_some() {
         fs::write(&document, format!("{head}{BEGIN}{table}{END}{tail}")).unwrap();

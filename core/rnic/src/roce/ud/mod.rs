@@ -4,8 +4,8 @@
 //! 9.9.3: nobody is told).
 //!
 //! The queue pair receives at every port that it is given ([`RoceUdQp::hear_at`]), and sends from the one of its address that the destination names. A
-//! multicast group has a port of its own for each member. A thread that polls drives the ports on which something has come or gone so far; the engine
-//! drives the others. Two locks, one for each direction: `sends` and `inbound`. Neither is taken under the other.
+//! multicast group has a port of its own for each member. A thread that polls drives the ports on which something has come or gone, until thousands of
+//! messages in a row come from another one; the engine drives the others. Two locks, one for each direction: `sends` and `inbound`. Neither is taken under the other.
 
 mod recv;
 mod send;
@@ -264,6 +264,8 @@ impl RoceUdQp {
             }
             port
         };
+        // The next port may have its place in memory.
+        self.inner.inbound.lock().last = 0;
         // Its end waits for the engine, which may be in it, and takes our locks.
         drop(left);
         true
@@ -407,20 +409,43 @@ impl Inner {
         Some(port)
     }
 
-    /// A thread that polls a completion queue of ours drives this port from now on.
-    fn poll_port(&self, port: &PortInner) {
+    /// A thread that polls a completion queue of ours drives this port from now on. False: it is not ours any more.
+    fn poll_port(&self, port: &PortInner) -> bool {
         let Some(port) = port.owner() else {
-            return;
+            return false;
         };
         let mut ports = lock(&self.ports);
         let same = |other: &RocePort| Arc::ptr_eq(other.inner(), port.inner());
-        if ports.gone || ports.polled.iter().any(same) {
-            return;
+        if !ports.heard.iter().any(same) && !ports.groups.values().any(same) {
+            // Left or dropped while its packet was on the way.
+            return false;
+        }
+        if ports.polled.iter().any(same) {
+            return true;
         }
         for cq in self.queues.each() {
             cq.attach_port(Arc::downgrade(port.inner()) as _);
         }
         ports.polled.push(port);
+        true
+    }
+
+    /// Only this port, and the one of the last send, are polled from now on. A message at another one changes that.
+    fn leave_idle_ports(&self, busy: &PortInner) {
+        let sending = self.sends.lock().port();
+        let stays = |port: &RocePort| {
+            let port = Arc::as_ptr(port.inner());
+            std::ptr::eq(port, busy) || sending.as_ref().is_some_and(|s| std::ptr::eq(port, &**s))
+        };
+        let mut ports = lock(&self.ports);
+        let polled = std::mem::take(&mut ports.polled);
+        let (stay, idle): (Vec<_>, Vec<_>) = polled.into_iter().partition(stays);
+        ports.polled = stay;
+        for port in &idle {
+            self.detach_port(port.inner());
+        }
+        // They may be the last handles of their ports.
+        drop(ports);
     }
 
     fn detach_port(&self, port: &Arc<PortInner>) {
@@ -448,5 +473,82 @@ impl Member for Inner {
     fn resume(self: Arc<Self>) {
         self.send_waiting();
         self.queues.call_hooks();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::Device;
+
+    /// A thread that polls does not pay for a port at which nothing comes any more, until something does.
+    #[test]
+    fn a_port_without_messages_is_not_polled() {
+        let device = Device::open().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let ports = [1, 2].map(|n| {
+            let ip = Ipv4Addr::new(127, 32 | (high & 31), low, n);
+            device.bind_roce(ip.into(), 0).unwrap()
+        });
+        let cqs = [(); 2].map(|()| device.create_cq(4, None).unwrap());
+        let [from, to] = cqs.each_ref().map(|cq| {
+            let qp = pd.create_roce_ud_qp(&RoceUdInit::new(cq, cq)).unwrap();
+            qp.set_qkey(7);
+            qp
+        });
+        for port in &ports {
+            to.hear_at(port).unwrap();
+        }
+        let mr = pd.alloc_mr(64, crate::Access::LOCAL_WRITE).unwrap();
+        let send = |port: &RocePort| {
+            let dest = UdDest {
+                addr: port.local_addr(),
+                qp_num: to.num(),
+                qkey: 7,
+                from: Some(ports[0].local_addr().ip()),
+                traffic_class: 0,
+            };
+            to.post_recv(&[RecvWr::new(1).sge(mr.whole())]).unwrap();
+            from.post_send(&SendWr::send(2), &dest, false).unwrap();
+            let wait = Some(std::time::Duration::from_secs(30));
+            let got = cqs[1].wait(&mut [crate::Wc::default()], wait).unwrap();
+            assert_eq!(got, 1);
+        };
+        let polled = || lock(&to.inner.ports).polled.len();
+        send(&ports[0]);
+        send(&ports[1]);
+        assert_eq!(polled(), 2);
+        for _ in 0..2 * recv::IN_A_ROW {
+            send(&ports[1]);
+        }
+        assert_eq!(polled(), 1);
+        send(&ports[0]);
+        assert_eq!(polled(), 2);
+    }
+
+    /// The first packet to a group may be on its way to the queue pair while the program leaves the group: the group's socket is not kept for it.
+    #[test]
+    fn a_group_that_is_left_is_not_polled() {
+        let device = Device::open().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(4, None).unwrap();
+        let qp = pd.create_roce_ud_qp(&RoceUdInit::new(&cq, &cq)).unwrap();
+        let group = SocketAddr::from(([239, 77, 3, 9], weft_wire::roce::PORT));
+        qp.attach(group, &[1]).unwrap();
+        let port = lock(&qp.inner.ports).groups[&group].clone();
+        assert!(qp.inner.poll_port(port.inner()));
+        assert!(qp.detach(group));
+        assert!(!qp.inner.poll_port(port.inner()));
+        assert!(lock(&qp.inner.ports).polled.is_empty());
+        // And none of a queue pair that is gone.
+        qp.attach(group, &[1]).unwrap();
+        let port = lock(&qp.inner.ports).groups[&group].clone();
+        let inner = Arc::clone(&qp.inner);
+        drop(qp);
+        assert!(!inner.poll_port(port.inner()));
+        assert!(lock(&inner.ports).polled.is_empty());
     }
 }

@@ -15,6 +15,8 @@ use crate::qp::RecvSource;
 use crate::srq::Lack;
 use crate::types::{QpState, UdSource, Wc, WcOpcode, WcStatus};
 
+/// So many messages in a row from one port, and the others are the engine's again: each port that a thread polls costs it a system call in every poll.
+pub(super) const IN_A_ROW: u32 = 4096;
 /// The partition without the bit that tells full members.
 const PARTITION: u16 = DEFAULT_PKEY & 0x7fff;
 
@@ -26,7 +28,9 @@ pub(super) struct Inbound {
     made: Vec<Wc>,
     urgent: bool,
     /// The port of the last message, by its address in memory.
-    last: usize,
+    pub(super) last: usize,
+    /// Messages from it in a row.
+    row: u32,
     keys: Keys,
 }
 
@@ -43,6 +47,7 @@ impl Inbound {
             made: Vec::new(),
             urgent: false,
             last: 0,
+            row: 0,
             keys: Keys::new(table),
         }
     }
@@ -112,9 +117,16 @@ impl Inner {
             ..Wc::default()
         });
         let at = std::ptr::from_ref::<PortInner>(arrival.port).addr();
+        inbound.row = inbound.row.wrapping_add(1);
         if std::mem::replace(&mut inbound.last, at) != at {
+            inbound.row = 0;
             drop(inbound);
-            self.poll_port(arrival.port);
+            if !self.poll_port(arrival.port) {
+                self.inbound.lock().last = 0;
+            }
+        } else if inbound.row.is_multiple_of(IN_A_ROW) {
+            drop(inbound);
+            self.leave_idle_ports(arrival.port);
         }
     }
 

@@ -101,6 +101,11 @@ impl Sends {
         self.used
     }
 
+    /// The port of the last send.
+    pub(super) fn port(&self) -> Option<Arc<PortInner>> {
+        self.way.as_ref().map(|way| Arc::clone(&way.port))
+    }
+
     /// Drops outstanding sends without completions.
     pub(super) fn end(&mut self) {
         self.live = false;

@@ -54,9 +54,14 @@ impl RoceCalling {
             self.src.port(),
             self.param.clone(),
         );
+        // Held until the connection is in its place: an end in another thread waits for it, and finds it.
+        let mut place = lock(&conn);
+        if self.core.is_gone() {
+            return Err(Errno::INVAL);
+        }
         let on_event = move |event| self.hear(event);
         let dialled = port.dial(&qp, to, from, &param, on_event);
-        *lock(&conn) = Some(Arc::new(dialled.map_err(crate::verbs::errno)?));
+        *place = Some(Arc::new(dialled.map_err(crate::verbs::errno)?));
         Ok(())
     }
 
@@ -129,13 +134,21 @@ impl Core {
             pause: FIRST_PAUSE,
         };
         calling.dial().inspect_err(|_| {
-            self.setup().stage = Stage::Routed;
+            let mut setup = self.setup();
+            if matches!(setup.stage, Stage::Joining) {
+                setup.stage = Stage::Routed;
+            }
         })
     }
 
     /// Whether it waits for a connection.
     fn is_joining(&self) -> bool {
         matches!(self.setup().stage, Stage::Joining)
+    }
+
+    /// Whether the program has destroyed it.
+    fn is_gone(&self) -> bool {
+        matches!(self.setup().stage, Stage::Gone)
     }
 
     /// An event of a connection that this side has asked for.
