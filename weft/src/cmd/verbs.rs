@@ -74,7 +74,7 @@ pub struct Args {
     #[arg(long, value_name = "WHEN", value_parser = ["off", "auto", "require"])]
     local: Option<String>,
     /// What queue pairs of `weft_ib0` put on the wire: `roce` reaches adapters and the kernel's rxe [default: weft]
-    #[arg(long, value_name = "WIRE", value_parser = ["weft", "roce"])]
+    #[arg(long, value_name = "WIRE", value_parser = ["weft", "roce", "auto"])]
     wire: Option<String>,
     /// How the program finds the devices in /sys and /dev
     #[arg(long, value_name = "HOW", value_enum, default_value_t = View::Preload)]

@@ -27,6 +27,10 @@ const BACKLOG: u32 = 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Listeners tried for one whose number is free as a UDP port too.
 const DATAGRAM_DOORS: usize = 16;
+/// Listeners tried for one whose numbers are all at least [`FIRST_NUMBER`].
+const UPPER_DOORS: usize = 16;
+/// The first number of a listener that every peer of this host knows for one of a broker: below are those that RoCE counts up.
+pub const FIRST_NUMBER: u32 = 1 << 23;
 /// Connections that are dialled at once. The peer would refuse more than it can queue.
 const DIALS: usize = 128;
 /// Pauses between attempts to reach a peer: the first, and the longest.
@@ -266,7 +270,20 @@ impl Broker {
         }
     }
 
+    /// A listener, in the upper half of the ports if the system has one free there.
     fn open_block(&self) -> io::Result<NumberBlock> {
+        let mut low = Vec::new();
+        loop {
+            let block = self.open_door()?;
+            if u32::from(block.port) << 8 >= FIRST_NUMBER || low.len() == UPPER_DOORS {
+                return Ok(block);
+            }
+            // Kept for now, so that the kernel gives us another port.
+            low.push(block);
+        }
+    }
+
+    fn open_door(&self) -> io::Result<NumberBlock> {
         let weak = Arc::downgrade(&self.0);
         let on_request = move |incoming| {
             if let Some(inner) = weak.upgrade() {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
+use weft_verbs::cm::FIRST_NUMBER;
 use weft_verbs::{Qp, QpInit, Rnr, XrcDomain};
 
 use super::batch::Building;
@@ -21,13 +22,14 @@ use super::persona;
 use super::places;
 use super::port;
 use super::qp::{NO_CAP, QpObj};
-use super::roce::{self, Roce};
+use super::roce::Roce;
 use super::settings;
 use super::srq::Srq;
 use super::types::*;
 use super::ud::Datagrams;
 use super::users::Held;
 use super::which::Which;
+use super::wire::{self, Wire};
 use super::xrc::Xrcd;
 use crate::call::pointer;
 
@@ -165,7 +167,7 @@ fn natives(base: &Base, wanted: &Wanted, init: &mut QpInit) -> Result<Natives, E
     let device = pd.device();
     let persona = base.ctx.which == Which::Persona;
     let mut made = Natives::default();
-    if kind == IBV_QPT_UD && roce::is_asked() {
+    if kind == IBV_QPT_UD && wire::has_roce() {
         let down = port::of(base.ctx.which).down();
         let make = |init: &QpInit| Datagrams::on_roce(pd, init, down, wanted.deaf_to_itself);
         made.ud = Some(Box::new(numbered(init, make)?));
@@ -177,9 +179,10 @@ fn natives(base: &Base, wanted: &Wanted, init: &mut QpInit) -> Result<Natives, E
         let ud = Datagrams::new(pd, &port, init, down, wanted.deaf_to_itself);
         let ud = ud.map_err(super::errno)?;
         made.ud = Some(Box::new(ud));
-    } else if persona && roce::is_asked() && matches!(kind, IBV_QPT_RC | IBV_QPT_UC) {
+    } else if persona && wire::asked() == Wire::Roce && matches!(kind, IBV_QPT_RC | IBV_QPT_UC) {
         let which = base.ctx.which;
-        let make = |init: &QpInit| Roce::new(pd, init, kind == IBV_QPT_UC, which);
+        let faults = |num| faults::of_queue_pair(num, which);
+        let make = |init: &QpInit| Roce::new(pd, init, kind == IBV_QPT_UC, faults);
         made.roce = Some(Box::new(numbered(init, make)?));
     } else if persona {
         let number = persona::reserve(&device)?;
@@ -223,6 +226,9 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     attr.path_mtu = IBV_MTU_1024;
     attr.port_num = 1;
     let which = base.ctx.which;
+    let changes = which == Which::Persona
+        && wire::asked() == Wire::Auto
+        && matches!(common.qp_type, IBV_QPT_RC | IBV_QPT_UC);
     let faults = native.as_ref().and_then(|native| {
         let faults = faults::of_queue_pair(num, which)?;
         port::of(which).add(native);
@@ -263,6 +269,8 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 held: base.held,
                 counted: Mutex::default(),
                 further: false,
+                changes,
+                kept: Mutex::default(),
             })
         },
         |c, _| {
@@ -286,13 +294,14 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     Ok(made)
 }
 
-/// Makes a queue pair with a number of its own. Those of `weft0` and of RoCE count up from a start that a peer cannot predict.
+/// Makes a queue pair with a number of its own. Those of `weft0` and of RoCE count up from a start that a peer cannot predict, in the half of the numbers
+/// that the persona's queue pairs do not have.
 fn numbered<T>(
     init: &mut QpInit,
     mut make: impl FnMut(&QpInit) -> Result<T, weft_verbs::Error>,
 ) -> Result<T, Errno> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    const NUMBERS: u32 = 1 << 24;
+    const NUMBERS: u32 = FIRST_NUMBER;
     if NEXT.load(Ordering::Relaxed) == 0 {
         // Seeded by the system for each process.
         let random = RandomState::new().hash_one(());
