@@ -59,13 +59,13 @@ fn the_manual_pages_promises_are_kept_on_roce() {
 }
 
 /// The same where each queue pair takes the wire that its peer needs: shared memory; and RoCE for all, because nobody may have shared memory, so each
-/// queue pair is replaced on its way to RTR.
+/// queue pair is replaced on its way to RTR. An address handle opens UDP port 4791, which needs a descriptor (`addresses`).
 #[test]
 fn the_manual_pages_promises_are_kept_where_the_wire_is_chosen() {
-    in_a_network_of_its_own(&["rights", "forks"], &[("WEFT_IB_WIRE", "auto")]);
-    const LEFT_OUT: [&str; 4] = ["receiver_not_ready", "rights", "forks", "filtered"];
-    let off = [("WEFT_IB_WIRE", "auto"), ("WEFT_LOCAL", "off")];
-    in_a_network_of_its_own(&LEFT_OUT, &off);
+    const ROCE_ALONE: [&str; 5] = ["addresses", "receiver_not_ready", "rights", "forks", "filtered"];
+    let auto = ("WEFT_IB_WIRE", "auto");
+    in_a_network_of_its_own(&["addresses", "rights", "forks"], &[auto]);
+    in_a_network_of_its_own(&ROCE_ALONE, &[auto, ("WEFT_LOCAL", "off")]);
 }
 
 fn in_a_network_of_its_own(left_out: &[&str], settings: &[(&str, &str)]) {

@@ -14,7 +14,7 @@ use weft_verbs::{Qp, RecvWr, settings};
 
 use super::access::rights;
 use super::gid::{Gid, gids, is_link_local};
-use super::object::{Turn, lock, turn};
+use super::object::{Name, Turn, lock, turn};
 use super::qp::{QpObj, end};
 use super::roce::Roce;
 use super::types::*;
@@ -135,17 +135,23 @@ pub(super) fn take_for(qp: &mut Turn<QpObj>, attr: &ibv_qp_attr) -> Result<(), E
 }
 
 /// The log of a choice.
-pub(crate) fn say(qp_num: u32, peer: IpAddr, (wire, why): Choice) {
+fn say(qp_num: u32, peer: IpAddr, (wire, why): Choice) {
     let wire = if wire == Wire::Roce { "roce" } else { "weft" };
     tracing::info!(qp_num, %peer, wire, why, "WEFT_IB_WIRE=auto");
 }
 
-/// The queue pair of a program takes this wire, if it may take either.
+/// The queue pair of a program takes the wire that was chosen for it.
 ///
 /// # Errors
-/// As [`turn_to`]; `EINVAL` for no queue pair.
-pub(crate) fn turn_handle(qp: *mut ibv_qp, to: Wire) -> Result<(), Errno> {
-    turn_to(&mut turn::<QpObj>(qp)?, to)
+/// As [`turn_to`]; `EINVAL` if it has been destroyed.
+pub(crate) fn take(name: Name<QpObj>, peer: IpAddr, choice: Choice) -> Result<(), Errno> {
+    let handle = name.get()?.handle();
+    let mut qp = turn::<QpObj>(handle)?;
+    if qp.name() != name {
+        return Err(Errno::INVAL);
+    }
+    say(qp.num, peer, choice);
+    turn_to(&mut qp, choice.0)
 }
 
 /// A native queue pair of the persona for this object.

@@ -3,7 +3,7 @@
 //! On one host the kernel's names of sockets say who listens at an address: for the persona the name that its peers look for anyway, for RoCE one that is
 //! bound here. A listener of both has the persona's first, and they are read in the other order, so its peers never miss it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
 use std::sync::Arc;
@@ -21,7 +21,9 @@ use super::news::News;
 use super::patience::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::roce_link::scope;
 use super::types::RDMA_CM_EVENT_CONNECT_ERROR;
+use crate::verbs::object::Name;
 use crate::verbs::os_errno;
+use crate::verbs::qp::QpObj;
 use crate::verbs::wire::{self, Choice, Wire};
 
 fn name(host: &str, port: u16) -> Option<UnixAddr> {
@@ -87,33 +89,26 @@ fn wire_to(addr: SocketAddr) -> Result<Option<Choice>, Errno> {
 }
 
 impl Core {
-    /// True if its queue pair can take either wire.
-    fn has_choice(&self) -> bool {
-        let qp = get!(self, qp);
-        let name = (!qp.is_null()).then(|| link::name(qp).ok()).flatten();
-        name.and_then(|name| name.get().ok())
-            .is_some_and(|qp| qp.changes())
+    /// Its queue pair, if that can take either wire.
+    fn undecided(&self) -> Option<Name<QpObj>> {
+        let name = link::name(get!(self, qp)).ok()?;
+        let changes = name.get().is_ok_and(|qp| qp.changes());
+        changes.then_some(name)
     }
 
     /// Its queue pair takes the wire of the request that it answers.
-    pub(super) fn take_wire_of_request(&self, is_roce: bool) -> Result<(), Errno> {
-        if !self.has_choice() {
-            return Ok(());
-        }
+    pub(super) fn take_wire_of_request(&self) -> Result<(), Errno> {
+        let (is_roce, peer) = match &self.setup().stage {
+            Stage::Requested(request) => (request.is_roce(), request.addrs().1),
+            _ => return Err(Errno::INVAL),
+        };
         let choice = if is_roce {
             (Wire::Roce, "the request came by RoCE")
         } else {
             (Wire::Persona, "the request came by TCP")
         };
-        self.take_wire(choice)
-    }
-
-    fn take_wire(&self, choice: Choice) -> Result<(), Errno> {
-        let qp = get!(self, qp);
-        let (num, dst) = (link::name(qp)?.get()?.num(), self.setup().dst);
-        let unknown = IpAddr::from(Ipv4Addr::UNSPECIFIED);
-        wire::say(num, dst.map_or(unknown, |dst| dst.ip()), choice);
-        wire::turn_handle(qp, choice.0)
+        let undecided = self.undecided();
+        undecided.map_or(Ok(()), |qp| wire::take(qp, peer.ip(), choice))
     }
 
     /// Connects, once it is known by which wire. The call does not wait for a listener that is about to listen: a thread does.
@@ -124,11 +119,11 @@ impl Core {
         named: bool,
     ) -> Result<(), Errno> {
         let dst = self.setup().dst;
-        let (Some(dst), true) = (dst, self.has_choice()) else {
+        let (Some(dst), Some(qp)) = (dst, self.undecided()) else {
             return self.connect_with(nic, wish, named);
         };
         if let Some(choice) = wire_to(dst)? {
-            self.take_wire(choice)?;
+            wire::take(qp, dst.ip(), choice)?;
             return self.connect_with(nic, wish, named);
         }
         {
@@ -139,7 +134,7 @@ impl Core {
             setup.stage = Stage::Joining;
         }
         let (core, nic) = (Arc::clone(self), nic.clone());
-        let wait = move || core.wait_and_connect(&nic, dst, wish, named);
+        let wait = move || core.wait_and_connect(&nic, qp, dst, (wish, named));
         let thread = thread::Builder::new().name("weft-cm-wait".into());
         let begun = thread.spawn(wait).map(drop);
         begun.map_err(|error| {
@@ -148,7 +143,13 @@ impl Core {
         })
     }
 
-    fn wait_and_connect(self: &Arc<Self>, nic: &Nic, dst: SocketAddr, wish: Wish, named: bool) {
+    fn wait_and_connect(
+        self: &Arc<Self>,
+        nic: &Nic,
+        qp: Name<QpObj>,
+        dst: SocketAddr,
+        (wish, named): (Wish, bool),
+    ) {
         let until = Instant::now() + PATIENCE;
         let mut pause = FIRST_PAUSE;
         let choice = loop {
@@ -166,7 +167,7 @@ impl Core {
             }
         };
         let done = choice.and_then(|choice| {
-            self.take_wire(choice)?;
+            wire::take(qp, dst.ip(), choice)?;
             {
                 let mut setup = self.setup();
                 if !matches!(setup.stage, Stage::Joining) {

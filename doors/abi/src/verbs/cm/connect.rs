@@ -493,11 +493,11 @@ pub unsafe fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param)
         let nic = device::of(core.ps)?;
         // SAFETY: the caller's promise.
         let mut wish = unsafe { Wish::read(conn_param, &[], &nic, IB_REPLY) }?;
-        let (has_terms, is_roce) = match &core.setup().stage {
-            Stage::Requested(request) => (request.has_terms(), request.is_roce()),
+        let has_terms = match &core.setup().stage {
+            Stage::Requested(request) => request.has_terms(),
             _ => return Err(Errno::INVAL),
         };
-        core.take_wire_of_request(is_roce)?;
+        core.take_wire_of_request()?;
         let mut link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
         let remote = core.setup().remote;
         match (&link, remote) {
