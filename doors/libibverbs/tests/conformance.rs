@@ -62,7 +62,13 @@ fn the_manual_pages_promises_are_kept_on_roce() {
 /// queue pair is replaced on its way to RTR. An address handle opens UDP port 4791, which needs a descriptor (`addresses`).
 #[test]
 fn the_manual_pages_promises_are_kept_where_the_wire_is_chosen() {
-    const ROCE_ALONE: [&str; 5] = ["addresses", "receiver_not_ready", "rights", "forks", "filtered"];
+    const ROCE_ALONE: [&str; 5] = [
+        "addresses",
+        "receiver_not_ready",
+        "rights",
+        "forks",
+        "filtered",
+    ];
     let auto = ("WEFT_IB_WIRE", "auto");
     in_a_network_of_its_own(&["addresses", "rights", "forks"], &[auto]);
     in_a_network_of_its_own(&ROCE_ALONE, &[auto, ("WEFT_LOCAL", "off")]);
