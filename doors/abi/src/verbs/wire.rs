@@ -3,8 +3,9 @@
 //! Under `auto` a queue pair begins as the persona's: its number has the port of a listener, and is good for RoCE too. Once its peer is known it stays that,
 //! or a queue pair of RoCE takes its place, with the same number and the receives that are posted.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -14,7 +15,7 @@ use weft_verbs::{Qp, RecvWr, settings};
 
 use super::access::rights;
 use super::gid::{Gid, gids, is_link_local};
-use super::object::{Name, Turn, lock, turn};
+use super::object::{Name, PerFork, Turn, lock, turn};
 use super::qp::{QpObj, end};
 use super::roce::Roce;
 use super::types::*;
@@ -117,6 +118,22 @@ fn side(num: u32) -> Result<Side, Errno> {
     }
 }
 
+/// The side of our own queue pair. Its socket is there as long as the process, so one answer is enough: a job that joins thousands of queue pairs at once does
+/// not fill the queue that its peers need.
+fn own_side(num: u32) -> Result<Side, Errno> {
+    static OWN: PerFork<Mutex<HashMap<u32, u32>>> = PerFork::new();
+    let port = num >> 8;
+    if let Some(&user) = lock(OWN.get()).get(&port) {
+        let user = Some(user);
+        return Ok(Side { num, user });
+    }
+    let side = side(num)?;
+    if let Some(user) = side.user {
+        lock(OWN.get()).insert(port, user);
+    }
+    Ok(side)
+}
+
 /// Before RTR: the queue pair takes the wire for the peer that `attr` names.
 ///
 /// # Errors
@@ -127,7 +144,7 @@ pub(super) fn take_for(qp: &mut Turn<QpObj>, attr: &ibv_qp_attr) -> Result<(), E
     let num = |num| Side { num, user: None };
     let mut sides = [num(qp.num), num(attr.dest_qp_num)];
     if is_here && sides.iter().all(|side| side.num >= FIRST_NUMBER) {
-        sides = [side(qp.num)?, side(attr.dest_qp_num)?];
+        sides = [own_side(qp.num)?, side(attr.dest_qp_num)?];
     }
     let choice = between(is_here, sides);
     say(qp.num, ip, choice);
