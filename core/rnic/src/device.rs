@@ -131,6 +131,8 @@ pub(crate) struct DeviceInner {
     pub(crate) roce_ports: Mutex<HashMap<(IpAddr, u32), Weak<dyn Any + Send + Sync>>>,
     /// What the device has of the others that share its addresses.
     pub(crate) roce_siblings: Mutex<Option<Box<dyn Any + Send + Sync>>>,
+    /// See [`DeviceBuilder::numbers_with_ports`].
+    pub(crate) numbers_have_ports: bool,
     seed: AtomicU64,
     events: Mutex<VecDeque<AsyncEvent>>,
     events_fd: EventFd,
@@ -206,6 +208,7 @@ pub struct DeviceBuilder {
     limits: Limits,
     local: Option<LocalMode>,
     tls: Option<Tls>,
+    numbers_have_ports: bool,
 }
 
 impl DeviceBuilder {
@@ -241,6 +244,14 @@ impl DeviceBuilder {
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
+        self
+    }
+
+    /// Its queue pairs may have numbers that contain the TCP port of a listener and are good for RoCE too: the device takes a slot whose numbers are those of
+    /// ports from 32,768 on ([`Device::ports_of_numbers`]). Default: numbers of RoCE alone, below 2^23.
+    #[must_use]
+    pub fn numbers_with_ports(mut self, yes: bool) -> Self {
+        self.numbers_have_ports = yes;
         self
     }
 
@@ -297,6 +308,7 @@ impl DeviceBuilder {
             srqs: Arc::default(),
             roce_ports: Mutex::default(),
             roce_siblings: Mutex::default(),
+            numbers_have_ports: self.numbers_have_ports,
             seed: AtomicU64::new(1),
             events: Mutex::default(),
             events_fd: EventFd::new().map_err(Error::os("eventfd"))?,

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::errors::CqOverrun;
 pub use crate::lock::{lock, try_lock};
-use crate::types::{PostError, SendWr, Wc, WcStatus};
+pub use crate::meet::listening_user;
+use crate::types::{PostError, RecvWr, SendWr, Wc, WcStatus};
 
 /// Calls for an owner that takes a completion queue's completions under a lock of its own.
 pub trait CqExt {
@@ -75,6 +76,10 @@ pub trait QpExt: Sized {
     /// End a connection, or the wait for one: the first send that is outstanding completes with `status`, everything else outstanding is
     /// flushed. A peer gets a Terminate. Nothing on a queue pair that has ended.
     fn fail(&self, status: WcStatus);
+
+    /// Takes back the receives that are posted, in order, of a queue pair that has never had a connection: another one gets them. Those of a shared queue stay
+    /// there.
+    fn take_receives(&self) -> Vec<RecvWr>;
 
     /// The other end for a connection of this queue pair with itself: messages to it take the receives of this one, and complete as its
     /// own. It ends when its handle is dropped. `None` if there has been one.

@@ -95,6 +95,30 @@ impl Names {
     }
 }
 
+/// The user whose process listens for peers of this host at this TCP address; for an unspecified one, on all addresses. The kernel answers, from the names of
+/// this network namespace: no process is asked, and none can say anything else. `None` if nobody listens, or not for shared memory (`WEFT_LOCAL=off`).
+///
+/// # Errors
+/// `WouldBlock` while the listener is too busy to be told its user; those of making a socket. Neither is an answer.
+pub fn listening_user(addr: SocketAddr) -> io::Result<Option<u32>> {
+    let names = if addr.ip().is_unspecified() {
+        Names::at(addr, None)
+    } else {
+        Names::to(addr, None)
+    };
+    for name in names.abstracts {
+        match unix::connect(Name::Abstract(&name)) {
+            Ok(fd) => {
+                let user = unix::peer_cred(fd)?.uid;
+                return Ok(Some(user).filter(|&user| user != unix::OVERFLOW_UID));
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
 fn abstract_name(host: &str, port: u16) -> Vec<u8> {
     format!("weft/1/{host}/{port}").into_bytes()
 }

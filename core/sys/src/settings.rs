@@ -46,7 +46,7 @@ pub const CRC: Setting = setting("WEFT_CRC", Accepts::One(&["on", "off"]));
 /// Whether the end of a peer's connection flushes a queue pair of `weft_ib0`.
 pub const PEER_DEATH: Setting = setting("WEFT_PEER_DEATH", Accepts::One(&["silent", "flush"]));
 /// What queue pairs of `weft_ib0` put on the wire.
-pub const IB_WIRE: Setting = setting("WEFT_IB_WIRE", Accepts::One(&["weft", "roce"]));
+pub const IB_WIRE: Setting = setting("WEFT_IB_WIRE", Accepts::One(&["weft", "roce", "auto"]));
 /// MPI's provider: the connections to busy peers.
 pub const FI_RC: Setting = setting("WEFT_FI_RC", Accepts::Number(0..=64));
 /// MPI's provider: messages that are longer go by RDMA Write.

@@ -2816,6 +2816,60 @@ static void *poster(void *arg) {
 }
 
 /* A thread that continues to use objects that another thread resets and destroys. */
+/* Posts receives while another thread moves the queue pair on from INIT. */
+enum { EARLY = 12 };
+
+static void *early_receiver(void *arg) {
+    for (int i = 0; i < EARLY; i++) {
+        receive(arg, i, i * 64, 64);
+        if (i % 4 == 3) usleep(200);
+    }
+    return NULL;
+}
+
+/* Receives that are posted in INIT are taken in their order, whichever side moves first, again after RESET, and are flushed in their order. */
+static void early_receives(void) {
+    unsigned seed = (unsigned)getpid();
+    for (int round = 0; round < 24; round++) {
+        struct half a, b;
+        half_open(&a, "weft_ib0", 0);
+        half_open(&b, "weft_ib0", round % 3 == 2);
+        for (int again = 0; again < 2; again++) {
+            CHECK(to_init(a.qp) == 0 && to_init(b.qp) == 0);
+            pthread_t thread;
+            MUST(pthread_create(&thread, NULL, early_receiver, &b) == 0);
+            usleep(rand_r(&seed) % 400);
+            struct half *first = rand_r(&seed) % 2 ? &a : &b, *second = first == &a ? &b : &a;
+            CHECK(to_rtr(first->qp, second->qp->qp_num) == 0);
+            if (rand_r(&seed) % 2) CHECK(to_rts(first->qp) == 0);
+            CHECK(to_rtr(second->qp, first->qp->qp_num) == 0);
+            CHECK(to_rts(second->qp) == 0);
+            if (state_of(first->qp) == IBV_QPS_RTR) CHECK(to_rts(first->qp) == 0);
+            MUST(pthread_join(thread, NULL) == 0);
+            for (int i = 0; i < EARLY; i++) {
+                memset(a.buf, i + 1, 64);
+                struct ibv_sge sge = part(&a, 0, 64);
+                struct ibv_send_wr wr = request(i, IBV_WR_SEND, &sge, 1);
+                CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+                struct ibv_wc wc = completion(b.rcq);
+                CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)i && wc.byte_len == 64 && wc.qp_num == b.qp->qp_num);
+                CHECK(b.buf[i * 64] == i + 1 && b.buf[i * 64 + 63] == i + 1);
+            }
+            if (again == 0) CHECK(to_state(a.qp, IBV_QPS_RESET) == 0 && to_state(b.qp, IBV_QPS_RESET) == 0);
+        }
+        if (!b.srq) {
+            for (int i = 0; i < 3; i++) receive(&b, 100 + i, 0, 64);
+            CHECK(to_state(b.qp, IBV_QPS_ERR) == 0);
+            for (int i = 0; i < 3; i++) {
+                struct ibv_wc wc = completion(b.rcq);
+                CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == 100u + i);
+            }
+        }
+        half_close(&a);
+        half_close(&b);
+    }
+}
+
 static void races(void) {
     struct half a, b;
     pair_open(&a, &b);
@@ -2903,7 +2957,7 @@ static const struct named_case cases[] = {{"devices", devices},
              {"many", many},
              {"forks", forks},
              {"filtered", filtered},
-             {"races", races}};
+             {"early_receives", early_receives}, {"races", races}};
 
 int main(int argc, char **argv) {
     return run_cases(cases, sizeof cases / sizeof *cases, argc, argv);

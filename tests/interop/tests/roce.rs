@@ -70,6 +70,7 @@ fn in_a_network_of_its_own() {
     // rdma_cm takes the first device of the interface.
     guest.must("rdma link delete siw0", LIMIT);
     guest.must("rdma link add rxe0 type rxe netdev eth0", LIMIT);
+    chosen(&mut guest);
     let (host, peer): (IpAddr, IpAddr) = (HOST.parse().unwrap(), GUEST.parse().unwrap());
     let check = |what: &str, report: Result<Report, roce::Failed>, rounds, drops| {
         let report = report.unwrap_or_else(|why| panic!("{what}: {why}"));
@@ -105,6 +106,35 @@ fn in_a_network_of_its_own() {
     managed_programs(&mut guest);
     groups(&mut guest);
     bad_network(&mut guest);
+}
+
+/// A host that takes the wire that its peer needs: RoCE.
+fn chosen(guest: &mut Guest) {
+    if !have(PROGRAMS) || !have(MANAGED) {
+        return;
+    }
+    let auto = weft().env("WEFT_IB_WIRE", "auto");
+    let gid = gid_of_guest(guest);
+    for line in [
+        "ib_write_bw -F -n 200 -s 65536",
+        "ib_send_lat -F -n 200 -s 64",
+        "ib_send_bw -F -n 200 -s 1000 -c UD",
+    ] {
+        both_roles(guest, &auto, line, &gid);
+    }
+    for (server, client) in [
+        (
+            "rping -s -C 20 -V -S 60000 -a",
+            "rping -c -C 20 -V -S 60000 -a",
+        ),
+        (
+            "ib_send_bw -R -F -n 100 -s 65536",
+            "ib_send_bw -R -F -n 100 -s 65536",
+        ),
+    ] {
+        managed(guest, &auto, server, client);
+    }
+    say("WEFT_IB_WIRE=auto with rxe: in both roles");
 }
 
 /// A program of ours for the guest, which has its libraries.

@@ -73,8 +73,8 @@ pub struct Args {
     /// Use of shared memory between processes of this host and user
     #[arg(long, value_name = "WHEN", value_parser = ["off", "auto", "require"])]
     local: Option<String>,
-    /// What queue pairs of `weft_ib0` put on the wire: `roce` reaches adapters and the kernel's rxe [default: weft]
-    #[arg(long, value_name = "WIRE", value_parser = ["weft", "roce"])]
+    /// What queue pairs of `weft_ib0` put on the wire: `roce` reaches adapters and the kernel's rxe, `auto` has shared memory with peers of this host besides [default: weft]
+    #[arg(long, value_name = "WIRE", value_parser = ["weft", "roce", "auto"])]
     wire: Option<String>,
     /// How the program finds the devices in /sys and /dev
     #[arg(long, value_name = "HOW", value_enum, default_value_t = View::Preload)]

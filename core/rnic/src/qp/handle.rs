@@ -414,6 +414,13 @@ impl QpExt for Qp {
         self.0.fail(status);
     }
 
+    fn take_receives(&self) -> Vec<RecvWr> {
+        match &self.0.recv {
+            RecvSource::Own(queue) => queue.drain().into(),
+            RecvSource::Shared(_) | RecvSource::Twin(_) | RecvSource::Xrc(_) => Vec::new(),
+        }
+    }
+
     fn twin(&self) -> Option<Qp> {
         let first = &self.0;
         let init = QpInit {

@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -105,6 +106,20 @@ impl Device {
     /// As [`Device::bind_roce`].
     pub fn roce_number(&self) -> io::Result<u32> {
         siblings(&self.0).map(|siblings| siblings.number())
+    }
+
+    /// The TCP ports whose numbers, with eight more bits behind the port, are those of this device's slot. `None` unless it was built
+    /// [with such numbers](crate::DeviceBuilder::numbers_with_ports).
+    ///
+    /// # Errors
+    /// As [`Device::bind_roce`].
+    pub fn ports_of_numbers(&self) -> io::Result<Option<RangeInclusive<u16>>> {
+        if !self.0.numbers_have_ports {
+            return Ok(None);
+        }
+        let slot = siblings(&self.0)?.slot();
+        let port = |low| u16::from_be_bytes([slot, low]);
+        Ok(Some(port(0)..=port(0xff)))
     }
 }
 

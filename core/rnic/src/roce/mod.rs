@@ -453,6 +453,15 @@ impl RoceQp {
         result
     }
 
+    /// Takes back the receives that are posted, in order, of a queue pair that has never had a peer: another one gets them. Those of a shared queue stay
+    /// there.
+    pub fn take_receives(&self) -> Vec<RecvWr> {
+        match &self.inner.recv {
+            RecvSource::Own(queue) => queue.drain().into(),
+            RecvSource::Shared(_) | RecvSource::Twin(_) | RecvSource::Xrc(_) => Vec::new(),
+        }
+    }
+
     /// Flushes all outstanding requests and all that are posted later; the peer is not told.
     pub fn to_error(&self) {
         let mut core = self.inner.core.lock();

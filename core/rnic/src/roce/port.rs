@@ -311,7 +311,7 @@ pub(super) fn siblings(device: &DeviceInner) -> io::Result<Arc<Siblings>> {
     if let Some(Membership(siblings)) = membership {
         return Ok(Arc::clone(siblings));
     }
-    let membership = Siblings::join(&device.engine)?;
+    let membership = Siblings::join(&device.engine, device.numbers_have_ports)?;
     let siblings = Arc::clone(&membership.0);
     *known = Some(Box::new(membership));
     Ok(siblings)

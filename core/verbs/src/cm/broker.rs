@@ -6,8 +6,10 @@
 //! private data names the queue pairs. Format: docs/spec/persona.md.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,6 +29,10 @@ const BACKLOG: u32 = 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Listeners tried for one whose number is free as a UDP port too.
 const DATAGRAM_DOORS: usize = 16;
+/// Listeners tried for one whose numbers are all at least [`FIRST_NUMBER`].
+const UPPER_DOORS: usize = 16;
+/// The first number of a listener that every peer of this host knows for one of a broker: below are those that RoCE counts up.
+pub const FIRST_NUMBER: u32 = 1 << 23;
 /// Connections that are dialled at once. The peer would refuse more than it can queue.
 const DIALS: usize = 128;
 /// Pauses between attempts to reach a peer: the first, and the longest.
@@ -266,7 +272,40 @@ impl Broker {
         }
     }
 
+    /// A listener: at a port whose numbers are this device's, or in the upper half of the ports if the system has one free there.
     fn open_block(&self) -> io::Result<NumberBlock> {
+        if let Some(ports) = self.0.device.ports_of_numbers()? {
+            return self.open_among(ports);
+        }
+        let mut low = Vec::new();
+        loop {
+            let block = self.open_door(0)?;
+            if u32::from(block.port) << 8 >= FIRST_NUMBER || low.len() == UPPER_DOORS {
+                return Ok(block);
+            }
+            // Kept for now, so that the kernel gives us another port.
+            low.push(block);
+        }
+    }
+
+    /// A listener at one of these ports. Other processes may have some of them.
+    fn open_among(&self, ports: RangeInclusive<u16>) -> io::Result<NumberBlock> {
+        let mut ports: Vec<u16> = ports.collect();
+        // Not those of the last process first: its peers may dial still.
+        let first = RandomState::new().hash_one(()) as usize % ports.len();
+        ports.rotate_left(first);
+        let taken = io::ErrorKind::AddrInUse;
+        for port in ports {
+            match self.open_door(port) {
+                Err(error) if error.kind() == taken => {}
+                made => return made,
+            }
+        }
+        Err(taken.into())
+    }
+
+    /// A listener at this port, or at any for 0.
+    fn open_door(&self, port: u16) -> io::Result<NumberBlock> {
         let weak = Arc::downgrade(&self.0);
         let on_request = move |incoming| {
             if let Some(inner) = weak.upgrade() {
@@ -278,12 +317,18 @@ impl Broker {
                 v6_only: false,
                 share: false,
             };
-            let bound = self.0.device.bind_with(SocketAddr::new(ip, 0), options)?;
+            let bound = self
+                .0
+                .device
+                .bind_with(SocketAddr::new(ip, port), options)?;
             bound.listen(BACKLOG, &ConnParam::default(), on_request.clone())
         };
         // Without IPv6 in the kernel, IPv4 alone.
-        let listening = listen(Ipv6Addr::UNSPECIFIED.into())
-            .or_else(|_| listen(Ipv4Addr::UNSPECIFIED.into()))?;
+        let listening =
+            listen(Ipv6Addr::UNSPECIFIED.into()).or_else(|error| match error.kind() {
+                io::ErrorKind::AddrInUse => Err(error),
+                _ => listen(Ipv4Addr::UNSPECIFIED.into()),
+            })?;
         let addr = listening.local_addr();
         Ok(NumberBlock {
             ip: addr.ip(),

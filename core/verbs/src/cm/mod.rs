@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-pub use broker::{Broker, Number, QpName, gid_of, ip_of};
+pub use broker::{Broker, FIRST_NUMBER, Number, QpName, gid_of, ip_of};
 pub use events::{CmError, CmEvent, CmEventKind, CmId, EventChannel};
 use weft_rnic::Signal;
 use weft_rnic::ext::lock;

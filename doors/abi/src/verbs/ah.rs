@@ -18,6 +18,7 @@ use super::persona;
 use super::roce;
 use super::types::*;
 use super::users::{Held, end};
+use super::wire;
 use crate::call::{pointer, status, unsupported};
 
 /// The maximum number of address handles of a process.
@@ -46,7 +47,7 @@ impl Ah {
     fn dest(&self, qp_num: u32, qkey: u32) -> UdDest {
         let port = if self.is_group {
             port_of(self.ip)
-        } else if roce::is_asked() {
+        } else if wire::has_roce() {
             roce::PORT
         } else {
             (qp_num >> 8) as u16
@@ -97,7 +98,7 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
         return Err(Errno::INVAL);
     }
     let (own, ip, scope, is_group) = way(&attr.grh)?;
-    if roce::is_asked() {
+    if wire::has_roce() {
         // What is sent comes from there.
         roce::port(&pd.native.device(), own.ip, own.ifindex)?;
     }

@@ -28,6 +28,7 @@ use super::types::*;
 use super::ud::Datagrams;
 use super::users::Held;
 use super::which::Which;
+use super::wire::{self, Wire};
 use super::xrc::Xrcd;
 use crate::call::pointer;
 
@@ -159,13 +160,16 @@ struct Natives {
     roce: Option<Box<Roce>>,
 }
 
+/// Numbers of listeners that are tried for one that no datagram queue pair has.
+const TRIES: usize = 1 << 12;
+
 /// Makes the native queue pair, and writes its number to `init`.
 fn natives(base: &Base, wanted: &Wanted, init: &mut QpInit) -> Result<Natives, Errno> {
     let (pd, kind) = (&base.native, wanted.common.qp_type);
     let device = pd.device();
     let persona = base.ctx.which == Which::Persona;
     let mut made = Natives::default();
-    if kind == IBV_QPT_UD && roce::is_asked() {
+    if kind == IBV_QPT_UD && wire::has_roce() {
         let down = port::of(base.ctx.which).down();
         let make = |init: &QpInit| Datagrams::on_roce(pd, init, down, wanted.deaf_to_itself);
         made.ud = Some(Box::new(roce::numbered(&device, init, make)?));
@@ -177,15 +181,25 @@ fn natives(base: &Base, wanted: &Wanted, init: &mut QpInit) -> Result<Natives, E
         let ud = Datagrams::new(pd, &port, init, down, wanted.deaf_to_itself);
         let ud = ud.map_err(super::errno)?;
         made.ud = Some(Box::new(ud));
-    } else if persona && roce::is_asked() && matches!(kind, IBV_QPT_RC | IBV_QPT_UC) {
+    } else if persona && wire::asked() == Wire::Roce && matches!(kind, IBV_QPT_RC | IBV_QPT_UC) {
         let which = base.ctx.which;
-        let make = |init: &QpInit| Roce::new(pd, init, kind == IBV_QPT_UC, which);
+        let faults = |num| faults::of_queue_pair(num, which);
+        let make = |init: &QpInit| Roce::new(pd, init, kind == IBV_QPT_UC, faults);
         made.roce = Some(Box::new(roce::numbered(&device, init, make)?));
     } else if persona {
-        let number = persona::reserve(&device)?;
-        init.num = Some(number.get());
+        // Those that datagram queue pairs of RoCE have, which count in the same range under `auto`.
+        let mut taken = Vec::new();
+        let (number, native) = loop {
+            let number = persona::reserve(&device)?;
+            init.num = Some(number.get());
+            match pd.create_qp(init) {
+                Err(weft_verbs::Error::Invalid(_)) if wire::has_roce() && taken.len() < TRIES => {
+                    taken.push(number);
+                }
+                made => break (number, made.map_err(super::errno)?),
+            }
+        };
         made.number = Some(number);
-        let native = pd.create_qp(init).map_err(super::errno)?;
         made.native = Some(Arc::new(native));
     } else {
         let native = numbered(init, |init| pd.create_qp(init))?;
@@ -223,6 +237,9 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     attr.path_mtu = IBV_MTU_1024;
     attr.port_num = 1;
     let which = base.ctx.which;
+    let changes = which == Which::Persona
+        && wire::asked() == Wire::Auto
+        && matches!(common.qp_type, IBV_QPT_RC | IBV_QPT_UC);
     let faults = native.as_ref().and_then(|native| {
         let faults = faults::of_queue_pair(num, which)?;
         port::of(which).add(native);
@@ -263,6 +280,8 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 held: base.held,
                 counted: Mutex::default(),
                 further: false,
+                changes,
+                kept: Mutex::default(),
             })
         },
         |c, _| {

@@ -24,6 +24,7 @@ use super::roce;
 use super::types::*;
 use super::ud::MAX_MEMBERS;
 use super::which::Which;
+use super::wire;
 use crate::call::{pointer, run, status};
 use crate::once::ForkOnce;
 
@@ -331,7 +332,7 @@ pub(super) fn port(which: Which) -> ibv_port_attr {
         IBV_PORT_ACTIVE
     };
     attr.max_mtu = IBV_MTU_4096;
-    attr.active_mtu = if which == Which::Persona && roce::is_asked() {
+    attr.active_mtu = if which == Which::Persona && wire::has_roce() {
         roce::active_mtu()
     } else {
         IBV_MTU_4096

@@ -6,6 +6,7 @@ use weft_sys::udp::is_broadcast;
 use weft_verbs::cm::ip_of;
 
 use super::roce;
+use super::wire;
 
 /// The upper half of a group's UDP port; the lower is the last byte of its GID.
 const PORT: u16 = 0x5700;
@@ -24,7 +25,7 @@ pub(crate) fn group_of(gid: [u8; 16]) -> Option<IpAddr> {
 }
 
 pub(crate) fn port_of(group: IpAddr) -> u16 {
-    if roce::is_asked() {
+    if wire::has_roce() {
         return roce::PORT;
     }
     let last = match group {

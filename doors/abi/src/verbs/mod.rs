@@ -57,6 +57,7 @@ mod ud;
 mod users;
 mod visit;
 mod which;
+mod wire;
 mod work;
 mod xrc;
 

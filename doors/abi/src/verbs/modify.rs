@@ -1,7 +1,6 @@
 //! State changes, destruction and queries of queue pairs.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
@@ -16,6 +15,7 @@ use super::qp::{self, QpObj, end};
 use super::shared;
 use super::transitions::{allowed, remember, sound};
 use super::types::*;
+use super::wire;
 use crate::call::status;
 
 /// `ibv_modify_qp`
@@ -69,6 +69,9 @@ fn modify_persona(
     }
     if !allowed(qp.kind, now, to, mask) || !sound(attr, mask, limits.max_rd_atomic) {
         return Err(Errno::INVAL);
+    }
+    if qp.changes && (now, to) == (IBV_QPS_INIT, IBV_QPS_RTR) {
+        wire::take_for(qp, attr)?;
     }
     if let Some(roce) = &qp.roce {
         if mask & IBV_QP_ACCESS_FLAGS != 0 {
@@ -270,7 +273,7 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
         qp.alone(|qp| qp.ud = Some(ud));
         return renewed;
     }
-    if qp.roce.is_some() {
+    if qp.roce.is_some() && !qp.changes {
         let before = qp.alone(|qp| {
             qp.set_state(IBV_QPS_RESET);
             qp.roce.take()
@@ -289,19 +292,19 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
     if qp.is_persona() {
         persona::reset(qp.num);
     }
-    let before = qp.alone(|qp| {
+    let (before, roce) = qp.alone(|qp| {
         qp.set_state(IBV_QPS_RESET);
         lock(&qp.resting).clear();
-        qp.native.take()
+        (qp.native.take(), qp.roce.take())
     });
     // Not while other threads wait: it takes locks of the device, whose hooks must not wait for us.
     end(before);
+    if let Some(mut roce) = roce {
+        roce.end();
+    }
     qp.forget_posted();
     EventRouter::get().anew(qp.num);
-    let native = Arc::new(qp.pd.create_qp(&qp.init).map_err(super::errno)?);
-    if qp.faults.is_some() {
-        port::of(qp.ctx.which).add(&native);
-    }
+    let native = wire::persona_qp(qp)?;
     qp.alone(|qp| qp.native = Some(native));
     Ok(())
 }

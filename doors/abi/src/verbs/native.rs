@@ -8,6 +8,7 @@ use weft_verbs::Device;
 use super::event_router::EventRouter;
 use super::object::{PerFork, lock};
 use super::visit;
+use super::wire::{self, Wire};
 
 /// The soft RNIC of this process.
 pub(crate) fn native() -> Result<Device, Errno> {
@@ -18,7 +19,10 @@ pub(crate) fn native() -> Result<Device, Errno> {
     }
     // Before the device starts a thread.
     visit::register();
-    let device = Device::open().map_err(super::errno)?;
+    let device = Device::builder()
+        .numbers_with_ports(wire::asked() == Wire::Auto)
+        .open()
+        .map_err(super::errno)?;
     let audience = EventRouter::get();
     device.on_async_event(|event| audience.hear(event));
     *native = Some(device.clone());

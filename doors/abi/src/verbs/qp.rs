@@ -74,6 +74,10 @@ pub(crate) struct QpObj {
     pub(super) held: [Option<Held>; 4],
     /// The attached completion counters, released when the queue pair ends.
     pub(super) counted: Mutex<Vec<Held>>,
+    /// It takes the wire that its peer needs (`WEFT_IB_WIRE=auto`).
+    pub(super) changes: bool,
+    /// Receives, while neither native queue pair is there: the next one gets them.
+    pub(super) kept: Mutex<Option<Vec<RecvWr>>>,
     /// Set for a further handle of another queue pair: see `shared`.
     pub(super) further: bool,
 }
@@ -119,6 +123,11 @@ impl QpObj {
     /// True if its receives come from a shared queue.
     pub(crate) fn is_srq(&self) -> bool {
         self.init.srq.is_some() || self.init.xrc.is_some()
+    }
+
+    /// True if it takes the wire that its peer needs.
+    pub(crate) fn changes(&self) -> bool {
+        self.changes
     }
 
     /// The attributes that `ibv_modify_qp` has set.
@@ -309,7 +318,11 @@ impl QpObj {
                 }
                 roce.post_recv(wr)
             }
-            _ => Err(errno),
+            _ => {
+                let mut kept = lock(&self.kept);
+                kept.as_mut().ok_or(errno)?.push(wr.clone());
+                Ok(())
+            }
         }
     }
 
@@ -362,6 +375,7 @@ impl QpObj {
     /// The native queue pair makes no more completions: the unpolled ones are discarded.
     pub(super) fn forget_posted(&self) {
         cq::clean(self.queues, self.num);
+        lock(&self.kept).take();
         self.counted_in_silence();
         self.places.clear();
     }

@@ -1,4 +1,4 @@
-//! RoCE v2 as the wire of `weft_ib0` (`WEFT_IB_WIRE=roce`): the ports, and of connected queue pairs the part that [`QpObj`](super::qp::QpObj) does not
+//! RoCE v2 as the wire of `weft_ib0` (`WEFT_IB_WIRE=roce` and `auto`): the ports, and of connected queue pairs the part that [`QpObj`](super::qp::QpObj) does not
 //! share with others.
 //!
 //! # Safety
@@ -13,24 +13,16 @@ use rustix::io::Errno;
 use weft_sys::interfaces;
 use weft_verbs::{
     Access, Device, QpInit, QpState, RecvWr, RoceChange, RoceInit, RocePath, RocePort, RoceQp,
-    RoceSend, SendWr, roce_mtu, settings,
+    RoceSend, SendWr, roce_mtu,
 };
 
 pub(crate) use weft_verbs::ROCE_PORT as PORT;
 
-use super::faults::{self, QpFaults};
+use super::faults::QpFaults;
 use super::gid::{gids, is_link_local};
 use super::object::{PerFork, lock};
 use super::types::*;
-use super::which::Which;
 use super::{os_errno, persona, refused};
-use crate::once::ForkOnce;
-
-/// True if new queue pairs of `weft_ib0` speak RoCE.
-pub(crate) fn is_asked() -> bool {
-    static ASKED: ForkOnce<bool> = ForkOnce::new();
-    *ASKED.get_or_init(|| settings::IB_WIRE.is("roce") == Ok(true))
-}
 
 /// The path MTU that all interfaces of this host take which reach others; of a host that has none, that of the loopback interface.
 pub(crate) fn active_mtu() -> u32 {
@@ -151,7 +143,7 @@ pub(crate) struct Roce {
 }
 
 impl Roce {
-    /// A queue pair in RESET with the number in `init`.
+    /// A queue pair in RESET with the number in `init`, and the faults for that.
     ///
     /// # Errors
     /// As creating a queue pair.
@@ -159,7 +151,7 @@ impl Roce {
         pd: &weft_verbs::Pd,
         init: &QpInit,
         unreliable: bool,
-        which: Which,
+        faults: impl FnOnce(u32) -> Option<Arc<QpFaults>>,
     ) -> Result<Roce, weft_verbs::Error> {
         let init = RoceInit {
             srq: init.srq.clone(),
@@ -175,7 +167,7 @@ impl Roce {
         };
         let native = pd.create_roce_qp(&init)?;
         let roce = Roce {
-            faults: faults::of_queue_pair(native.num(), which),
+            faults: faults(native.num()),
             native: None,
             pd: pd.clone(),
             init,
@@ -324,6 +316,12 @@ impl Roce {
     pub(crate) fn post_recv(&self, wr: &RecvWr) -> Result<(), Errno> {
         let wrs = std::slice::from_ref(wr);
         self.native()?.post_recv(wrs).map_err(refused)
+    }
+
+    /// Takes back the receives that are posted, see [`RoceQp::take_receives`].
+    pub(crate) fn take_receives(&self) -> Vec<RecvWr> {
+        let native = self.native.as_ref();
+        native.map_or_else(Vec::new, |native| native.take_receives())
     }
 
     /// The send queue resumes. Returns the number of requests that were refused all the same: their places are free.

@@ -150,6 +150,8 @@ fn further(
                 held: [Some(held), None, None, None],
                 counted: Mutex::default(),
                 further: true,
+                changes: false,
+                kept: Mutex::default(),
             })
         },
         |c, _| {

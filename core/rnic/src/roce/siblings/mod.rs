@@ -13,6 +13,7 @@ mod steer;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -28,7 +29,9 @@ use message::{Message, emit, parse};
 pub(super) use steer::{Probe, Steering};
 
 /// Slot 0 has the numbers of the managers, the last one that of multicast groups.
-const SLOTS: std::ops::Range<u8> = 1..0xff;
+const SLOTS: Range<u8> = 1..0xff;
+/// From here on the numbers of slots may contain the ports of listeners (docs/spec/persona.md).
+const WITH_PORTS: u8 = 0x80;
 /// Connections that are being made to us.
 const BACKLOG: u32 = 256;
 /// Connections, messages of one connection, before the engine looks at others.
@@ -112,13 +115,18 @@ fn slot_name(slot: u8) -> String {
 }
 
 impl Siblings {
-    /// Takes a slot, and connects to the siblings that there are.
+    /// Takes a slot, one `with_ports` or another one, and connects to the siblings that there are.
     ///
     /// # Errors
     /// `AddrInUse` if all slots are taken; those of sockets.
-    pub(super) fn join(engine: &Arc<Engine>) -> io::Result<Membership> {
+    pub(super) fn join(engine: &Arc<Engine>, with_ports: bool) -> io::Result<Membership> {
         let random = RandomState::new().hash_one(());
-        let (slot, door) = claim_slot(random as u8)?;
+        let of = if with_ports {
+            WITH_PORTS..SLOTS.end
+        } else {
+            SLOTS.start..WITH_PORTS
+        };
+        let (slot, door) = claim_slot(of, random as u8)?;
         let siblings = Arc::new(Siblings {
             slot,
             next: AtomicU32::new((random >> 32) as u32),
@@ -374,9 +382,9 @@ impl AsRef<[u8]> for SlotName {
 }
 
 /// A free slot, looked for from this one on: so the numbers of a process that has ended are not those of the next one.
-fn claim_slot(from: u8) -> io::Result<(u8, OwnedFd)> {
-    let from = SLOTS.start + from % SLOTS.end.wrapping_sub(SLOTS.start);
-    for slot in (from..SLOTS.end).chain(SLOTS.start..from) {
+fn claim_slot(of: Range<u8>, from: u8) -> io::Result<(u8, OwnedFd)> {
+    let from = of.start + from % (of.end - of.start);
+    for slot in (from..of.end).chain(of.start..from) {
         match unix::listen(Name::Abstract(slot_name(slot).as_bytes()), BACKLOG) {
             Ok(door) => return Ok((slot, door)),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -384,8 +392,10 @@ fn claim_slot(from: u8) -> io::Result<(u8, OwnedFd)> {
         }
     }
     tracing::error!(
-        "no RoCE: all {} slots for processes of this network namespace are taken (Unix names @weft/roce/1/..., see `ss -xl`); end some of them, or use another network namespace",
-        SLOTS.len()
+        "no RoCE: all {} slots for such processes of this network namespace are taken (Unix names @weft/roce/1/{} to {}, see `ss -xl`); end some of them, or use another network namespace",
+        of.len(),
+        of.start,
+        of.end - 1
     );
     Err(rustix::io::Errno::ADDRINUSE.into())
 }

@@ -33,7 +33,8 @@ use super::types::{
 };
 use crate::call::run;
 use crate::verbs::types::{IBV_EVENT_COMM_EST, ibv_event_type};
-use crate::verbs::{os_errno, roce, settings};
+use crate::verbs::wire::{self, Wire};
+use crate::verbs::{os_errno, settings};
 
 /// The longest backlog of a listener, and the one that a program gets with 0.
 const BACKLOG: u32 = 1024;
@@ -47,7 +48,7 @@ const IB_INVALID_SERVICE: c_int = 8;
 const IB_CONSUMER: c_int = 28;
 
 /// The parameters of a program's connect or accept.
-struct Wish {
+pub(super) struct Wish {
     param: ConnParam,
     qp_num: u32,
     /// For what we send, and for the peer's messages (`rdma_connect(3)`).
@@ -313,11 +314,13 @@ impl Core {
         };
         let core = Arc::downgrade(self);
         let listening = match port {
-            Port::Stream(port) if nic.persona && roce::is_asked() => {
-                let made = self.listen_roce(&nic, port, backlog)?;
-                Ok(Listener::Roce(made))
+            Port::Stream(port) if nic.persona && wire::asked() == Wire::Roce => {
+                let made = self.listen_roce(&nic, port.local_addr(), backlog)?;
+                Ok(Listener::Roce(made, Some(port)))
             }
             Port::Stream(port) => {
+                let also_roce = nic.persona && wire::asked() == Wire::Auto;
+                let by_roce = also_roce.then(|| (nic.clone(), port.local_addr()));
                 let most = nic.max_rd_atomic();
                 let param = ConnParam {
                     ird: most,
@@ -330,9 +333,17 @@ impl Core {
                     None => incoming.turn_away(),
                 };
                 let listening = port.listen(backlog, &param, on_request);
-                listening.map(Listener::Stream)
+                // After the other one: see `auto`.
+                let further = by_roce.and_then(|(nic, addr)| {
+                    let made = self.listen_roce(&nic, addr, backlog);
+                    let missing = |errno: &Errno| {
+                        tracing::warn!(%errno, %addr, "this listener is not heard by RoCE: peers of other hosts do not reach it");
+                    };
+                    made.inspect_err(missing).ok()
+                });
+                listening.map(|made| Listener::Stream(made, further))
             }
-            Port::Datagram(port) if roce::is_asked() => {
+            Port::Datagram(port) if wire::has_roce() => {
                 let on_request = move |request: RoceLookupRequest| {
                     if let Some(core) = core.upgrade() {
                         let data = request.private_data.clone();
@@ -387,6 +398,22 @@ impl Core {
         }
         self.ends_with(&native.ender());
         Ok(())
+    }
+
+    /// Connects by the wire that its queue pair has.
+    pub(super) fn connect_with(
+        self: &Arc<Self>,
+        nic: &Nic,
+        mut wish: Wish,
+        named: bool,
+    ) -> Result<(), Errno> {
+        let link = self.link(nic, wish.qp_num, named)?;
+        link.wait_for_receives(nic, wish.retries.rnr)?;
+        if nic.persona && !matches!(link, Link::Roce(_)) {
+            wish.tell_terms(IB_REQUEST);
+        }
+        self.setup().retries = wish.retries;
+        self.connect(nic, link, wish.param)
     }
 
     /// The link of this identifier: its queue pair, or the one that the program names and moves itself.
@@ -445,14 +472,8 @@ pub unsafe fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param
             return core.complete();
         }
         // SAFETY: the caller's promise.
-        let mut wish = unsafe { Wish::read(conn_param, &preface, &nic, IB_REQUEST) }?;
-        let link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
-        link.wait_for_receives(&nic, wish.retries.rnr)?;
-        if nic.persona && !matches!(link, Link::Roce(_)) {
-            wish.tell_terms(IB_REQUEST);
-        }
-        core.setup().retries = wish.retries;
-        core.connect(&nic, link, wish.param)?;
+        let wish = unsafe { Wish::read(conn_param, &preface, &nic, IB_REQUEST) }?;
+        core.choose_and_connect(&nic, wish, !conn_param.is_null())?;
         core.complete()
     })
 }
@@ -476,6 +497,7 @@ pub unsafe fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param)
             Stage::Requested(request) => request.has_terms(),
             _ => return Err(Errno::INVAL),
         };
+        core.take_wire_of_request()?;
         let mut link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
         let remote = core.setup().remote;
         match (&link, remote) {

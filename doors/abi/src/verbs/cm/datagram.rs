@@ -19,7 +19,7 @@ use super::types::{
     RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_UNREACHABLE,
     RDMA_UDP_QKEY, rdma_conn_param,
 };
-use crate::verbs::{os_errno, roce};
+use crate::verbs::{os_errno, wire};
 
 /// InfiniBand's code for "no listener" (12.8.2).
 const UNSUPPORTED: i32 = 1;
@@ -85,7 +85,7 @@ impl Core {
         };
         let core = Arc::clone(self);
         let on_answer = move |outcome| core.told(outcome);
-        let lookup = if roce::is_asked() {
+        let lookup = if wire::has_roce() {
             let lookup = roce_datagram::look_up(nic, port, src.ip(), dst, &data, on_answer);
             lookup.map(Asking::Roce)
         } else {

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use rustix::io::Errno;
-use weft_verbs::cm::{Lookup, gid_of};
+use weft_verbs::cm::{Bound, Lookup, gid_of};
 
 use super::addrinfo::Answer;
 use super::device::Nic;
@@ -79,9 +79,11 @@ pub(super) enum Stage {
 
 #[allow(dead_code)] // until it is dropped
 pub(super) enum Listener {
-    Stream(weft_verbs::cm::Listening),
+    /// And by RoCE, where the wire is chosen.
+    Stream(weft_verbs::cm::Listening, Option<RoceListener>),
     Datagram(weft_verbs::cm::Serving),
-    Roce(RoceListener),
+    /// While the port number stays taken.
+    Roce(RoceListener, Option<Bound>),
     RoceDatagram(RoceServer),
 }
 

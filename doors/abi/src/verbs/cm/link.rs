@@ -55,6 +55,10 @@ impl Link {
             Link::Roce(_) => return Ok(()),
             Link::Carrier(carrier) => by_number(carrier.qp_num())?.get()?,
         };
+        if receiver.roce.is_some() {
+            // It has been joined by number.
+            return Ok(());
+        }
         if nic.persona || retry > 0 {
             receiver.native()?.wait_for_receives(retry);
         }

@@ -6,6 +6,7 @@
 pub use weft_cverbs::cm as types;
 
 mod addrinfo;
+mod auto;
 mod channel;
 mod connect;
 mod datagram;

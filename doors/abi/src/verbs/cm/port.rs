@@ -8,6 +8,7 @@ use weft_verbs::cm::{BindOptions, Bound, ServicePort};
 use super::device::{self, datagrams};
 use super::types::rdma_port_space;
 use crate::verbs::os_errno;
+use crate::verbs::wire::{self, Wire};
 
 /// A reserved address.
 pub(super) enum Port {
@@ -22,14 +23,17 @@ impl Port {
         addr: SocketAddr,
         options: BindOptions,
     ) -> Result<Port, Errno> {
-        let native = device::of(ps)?.native;
+        let device = device::of(ps)?;
+        let native = &device.native;
         let taken = if datagrams(ps) {
             native.bind_service(addr, options).map(Port::Datagram)
         } else {
             let bound = native.bind_with(addr, options);
             bound.and_then(|bound| {
                 // A server's port: qperf reports the port to its client, and listens afterwards.
-                if addr.ip().is_unspecified() && addr.port() == 0 {
+                // One of RoCE alone has no peers by TCP.
+                let hears = wire::asked() != Wire::Roce || !device.persona;
+                if hears && addr.ip().is_unspecified() && addr.port() == 0 {
                     bound.admit()?;
                 }
                 Ok(Port::Stream(bound))

@@ -99,6 +99,11 @@ impl Request {
         self.terms.map(|terms| terms.retries).unwrap_or_default()
     }
 
+    /// Whether it came by RoCE.
+    pub(super) fn is_roce(&self) -> bool {
+        matches!(self.asker, Asker::Roce(_))
+    }
+
     /// Whether the peer knows terms, and expects ours.
     pub(super) fn has_terms(&self) -> bool {
         self.terms.is_some()

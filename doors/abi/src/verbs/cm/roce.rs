@@ -5,10 +5,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::cm::{Bound, ConnParam};
+use weft_verbs::cm::ConnParam;
 use weft_verbs::ext::DeviceExt;
 use weft_verbs::{RoceConnect, RoceEvent, RoceQp};
 
+use super::auto::RoceName;
 use super::device::Nic;
 use super::id::{Core, Stage};
 use super::link::Link;
@@ -142,7 +143,7 @@ impl Core {
     }
 
     /// Whether it waits for a connection.
-    fn is_joining(&self) -> bool {
+    pub(super) fn is_joining(&self) -> bool {
         matches!(self.setup().stage, Stage::Joining)
     }
 
@@ -210,10 +211,9 @@ impl Core {
     pub(super) fn listen_roce(
         self: &Arc<Self>,
         nic: &Nic,
-        bound: Bound,
+        addr: SocketAddr,
         backlog: u32,
     ) -> Result<RoceListener, Errno> {
-        let addr = bound.local_addr();
         let mut listening = Vec::new();
         let mut refused = Errno::ADDRNOTAVAIL;
         for (ip, scope) in addresses(addr)? {
@@ -238,8 +238,8 @@ impl Core {
             return Err(refused);
         }
         Ok(RoceListener {
-            _bound: bound,
             _listening: listening,
+            _name: RoceName::bind(addr),
         })
     }
 

@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::cm::Bound;
 use weft_verbs::{RoceConn, RoceListening, RoceQp};
 
+use super::auto::RoceName;
 use crate::verbs::gid::gids;
 use crate::verbs::object::{Name, lock};
 use crate::verbs::qp::QpObj;
@@ -18,10 +18,10 @@ pub(super) struct RoceLink {
     pub(super) conn: Arc<Mutex<Option<Arc<RoceConn>>>>,
 }
 
-/// Listens until it is dropped: on each address, while the port number stays taken.
+/// Listens until it is dropped, on each address.
 pub(super) struct RoceListener {
-    pub(super) _bound: Bound,
     pub(super) _listening: Vec<RoceListening>,
+    pub(super) _name: Option<RoceName>,
 }
 
 /// The interface of a link-local address; else 0.

@@ -1,0 +1,195 @@
+//! The wire of connections under `WEFT_IB_WIRE=auto` (docs/spec/persona.md, "Which wire"): the side that connects chooses, and a listener hears both wires.
+//!
+//! On one host the kernel's names of sockets say who listens at an address: for the persona the name that its peers look for anyway, for RoCE one that is
+//! bound here. A listener of both has the persona's first, and they are read in the other order, so its peers never miss it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use weft_verbs::ext::listening_user;
+
+use super::connect::Wish;
+use super::device::Nic;
+use super::id::{Core, Stage, get};
+use super::link;
+use super::news::News;
+use super::patience::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
+use super::roce_link::scope;
+use super::types::RDMA_CM_EVENT_CONNECT_ERROR;
+use crate::verbs::object::Name;
+use crate::verbs::os_errno;
+use crate::verbs::qp::QpObj;
+use crate::verbs::wire::{self, Choice, Wire};
+
+fn name(host: &str, port: u16) -> Option<UnixAddr> {
+    UnixAddr::from_abstract_name(format!("weft/1/roce/{host}/{port}")).ok()
+}
+
+fn host(ip: IpAddr) -> String {
+    match ip.to_canonical() {
+        ip if ip.is_unspecified() => "any".to_owned(),
+        ip => ip.to_string(),
+    }
+}
+
+/// The name of a listener of RoCE, for peers of this host. It goes with the process, too.
+pub(super) struct RoceName(#[allow(dead_code)] UnixDatagram); // bound until it is dropped
+
+impl RoceName {
+    /// For a listener at this address; `None` where another one has it, which says the same.
+    pub(super) fn bind(addr: SocketAddr) -> Option<RoceName> {
+        let name = name(&host(addr.ip()), addr.port())?;
+        UnixDatagram::bind_addr(&name).ok().map(RoceName)
+    }
+
+    fn is_there(addr: SocketAddr) -> Result<bool, Errno> {
+        let probe = UnixDatagram::unbound().map_err(|error| os_errno(&error))?;
+        let hosts = [host(addr.ip()), "any".to_owned()];
+        let names = hosts.iter().filter_map(|host| name(host, addr.port()));
+        let mut found = false;
+        for name in names {
+            found |= probe.connect_addr(&name).is_ok();
+        }
+        Ok(found)
+    }
+}
+
+/// Whether a listener of the persona is there.
+fn has_persona(addr: SocketAddr) -> Result<bool, Errno> {
+    match listening_user(addr) {
+        Ok(user) => Ok(user.is_some()),
+        // It is there, and busy.
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(true),
+        Err(error) => Err(os_errno(&error)),
+    }
+}
+
+/// The wire to the listener at this address; `None` while nobody listens there.
+///
+/// # Errors
+/// As `socket(2)`.
+fn wire_to(addr: SocketAddr) -> Result<Option<Choice>, Errno> {
+    if !wire::is_here(addr.ip().to_canonical(), scope(addr))? {
+        return Ok(Some((Wire::Roce, "the listener is on another host")));
+    }
+    let roce = RoceName::is_there(addr)?;
+    Ok(if has_persona(addr)? {
+        Some((Wire::Persona, "the listener is on this host"))
+    } else if roce {
+        let why = "the listener is on this host, and hears RoCE alone";
+        Some((Wire::Roce, why))
+    } else {
+        None
+    })
+}
+
+impl Core {
+    /// Its queue pair, if that can take either wire.
+    fn undecided(&self) -> Option<Name<QpObj>> {
+        let name = link::name(get!(self, qp)).ok()?;
+        let changes = name.get().is_ok_and(|qp| qp.changes());
+        changes.then_some(name)
+    }
+
+    /// Its queue pair takes the wire of the request that it answers.
+    pub(super) fn take_wire_of_request(&self) -> Result<(), Errno> {
+        let (is_roce, peer) = match &self.setup().stage {
+            Stage::Requested(request) => (request.is_roce(), request.addrs().1),
+            _ => return Err(Errno::INVAL),
+        };
+        let choice = if is_roce {
+            (Wire::Roce, "the request came by RoCE")
+        } else {
+            (Wire::Persona, "the request came by TCP")
+        };
+        let undecided = self.undecided();
+        undecided.map_or(Ok(()), |qp| wire::take(qp, peer.ip(), choice))
+    }
+
+    /// Connects, once it is known by which wire. The call does not wait for a listener that is about to listen: a thread does.
+    pub(super) fn choose_and_connect(
+        self: &Arc<Self>,
+        nic: &Nic,
+        wish: Wish,
+        named: bool,
+    ) -> Result<(), Errno> {
+        let dst = self.setup().dst;
+        let (Some(dst), Some(qp)) = (dst, self.undecided()) else {
+            return self.connect_with(nic, wish, named);
+        };
+        if let Some(choice) = wire_to(dst)? {
+            wire::take(qp, dst.ip(), choice)?;
+            return self.connect_with(nic, wish, named);
+        }
+        {
+            let mut setup = self.setup();
+            if !matches!(setup.stage, Stage::Routed) {
+                return Err(Errno::INVAL);
+            }
+            setup.stage = Stage::Joining;
+        }
+        let (core, nic) = (Arc::clone(self), nic.clone());
+        let wait = move || core.wait_and_connect(&nic, qp, dst, (wish, named));
+        let thread = thread::Builder::new().name("weft-cm-wait".into());
+        let begun = thread.spawn(wait).map(drop);
+        begun.map_err(|error| {
+            self.setup().stage = Stage::Routed;
+            os_errno(&error)
+        })
+    }
+
+    fn wait_and_connect(
+        self: &Arc<Self>,
+        nic: &Nic,
+        qp: Name<QpObj>,
+        dst: SocketAddr,
+        (wish, named): (Wish, bool),
+    ) {
+        let until = Instant::now() + PATIENCE;
+        let mut pause = FIRST_PAUSE;
+        let choice = loop {
+            thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            if !self.is_joining() {
+                return;
+            }
+            match wire_to(dst) {
+                Ok(Some(choice)) => break Ok(choice),
+                Ok(None) if Instant::now() < until => {}
+                // TCP says the same again, and that is the outcome.
+                Ok(None) => break Ok((Wire::Persona, "nobody listens")),
+                Err(errno) => break Err(errno),
+            }
+        };
+        let done = choice.and_then(|choice| {
+            wire::take(qp, dst.ip(), choice)?;
+            {
+                let mut setup = self.setup();
+                if !matches!(setup.stage, Stage::Joining) {
+                    return Ok(());
+                }
+                setup.stage = Stage::Routed;
+            }
+            self.connect_with(nic, wish, named)
+        });
+        if let Err(errno) = done {
+            let over = {
+                let mut setup = self.setup();
+                let over = matches!(setup.stage, Stage::Joining | Stage::Routed);
+                if over {
+                    setup.stage = Stage::Over(None);
+                }
+                over
+            };
+            if over {
+                let status = -errno.raw_os_error();
+                self.tell(News::status(RDMA_CM_EVENT_CONNECT_ERROR, status));
+            }
+        }
+    }
+}
