@@ -134,12 +134,15 @@ fn manager(port: &PortInner) -> MutexGuard<'_, Manager> {
 }
 
 impl Manages for Managers {
-    fn whose(&self, port: &PortInner, from: SocketAddr, payload: &[u8]) -> Whose {
+    fn whose(&self, port: &PortInner, (from, at): (SocketAddr, u64), payload: &[u8]) -> Whose {
         port.whose_is(payload, |message| match message {
-            Message::SidrReq(req) => port.serves(req.service_id),
+            Message::SidrReq(req) => port.serves(req.service_id, at),
             Message::Req(req) => {
                 let manager = lock(&self.connections);
-                let listens = |number| manager.listeners.contains_key(&number);
+                let listens = |number| {
+                    let listener = manager.listeners.get(&number);
+                    listener.is_some_and(|listener| listener.claim.since <= at)
+                };
                 let number =
                     cm::service(req.service_id).filter(|(space, _)| *space == PortSpace::Tcp);
                 manager.find(from.ip(), message).is_some()
@@ -266,7 +269,7 @@ impl RocePort {
             on_request,
             backlog,
             unseen: Arc::default(),
-            _claim: claim,
+            claim,
         };
         manager.listeners.insert(number, listener);
         drop(manager);

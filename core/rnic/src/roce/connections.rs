@@ -46,7 +46,7 @@ pub(super) struct Listener {
     /// Requests that the program has not seen.
     pub(super) unseen: Arc<AtomicU32>,
     /// No other process has the port number.
-    pub(super) _claim: Claim,
+    pub(super) claim: Claim,
 }
 
 /// One connection.

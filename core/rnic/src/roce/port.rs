@@ -63,8 +63,8 @@ pub(super) enum Origin {
     Wire,
     /// A sibling found that it is ours.
     Passed,
-    /// The sibling in this slot asks whether it is ours.
-    Asked(u8),
+    /// The sibling in this slot asks whether it is ours; it came at this time of the host's clock.
+    Asked { by: u8, at: u64 },
 }
 
 /// How a packet has come in.
@@ -162,8 +162,8 @@ pub(super) enum Whose {
 
 /// The connection manager of a port.
 pub(super) trait Manages: Any + Send + Sync {
-    /// Who handles a management datagram of this peer.
-    fn whose(&self, port: &PortInner, from: SocketAddr, payload: &[u8]) -> Whose;
+    /// Who handles a management datagram of this peer, which came at this time of the host's clock.
+    fn whose(&self, port: &PortInner, arrival: (SocketAddr, u64), payload: &[u8]) -> Whose;
     /// A management datagram of this peer.
     fn hear(&self, port: &PortInner, from: SocketAddr, payload: &[u8]);
     /// The time given to [`PortInner::watch_manager`] has come.
@@ -178,7 +178,7 @@ pub(super) trait Manages: Any + Send + Sync {
 struct Unmanaged;
 
 impl Manages for Unmanaged {
-    fn whose(&self, _port: &PortInner, _from: SocketAddr, _payload: &[u8]) -> Whose {
+    fn whose(&self, _port: &PortInner, _arrival: (SocketAddr, u64), _payload: &[u8]) -> Whose {
         Whose::Ours
     }
     fn hear(&self, _port: &PortInner, _from: SocketAddr, _payload: &[u8]) {}

@@ -8,7 +8,7 @@ use weft_wire::roce::cm::{Mad, Message, PortSpace, service};
 use weft_wire::roce::{PORT, Route};
 
 use super::port::{Answering, Arrival, Last, Origin, PortInner, Whose};
-use super::siblings::{Claim, Envelope, Probe, Service, Shared, Siblings};
+use super::siblings::{Claim, Envelope, Probe, Service, Shared, Siblings, host_time};
 use crate::lock::lock;
 
 /// Where a packet has the number of its queue pair (9.2.7); the upper byte is the slot.
@@ -111,7 +111,7 @@ impl PortInner {
             traffic_class: arrival.traffic_class,
             number,
             each: each as u32,
-            is_question: false,
+            asked_at: None,
         }
     }
 
@@ -141,22 +141,32 @@ impl PortInner {
         let Some(siblings) = siblings else {
             return hear();
         };
+        // Listeners that begin later have nothing to do with it.
+        let at = match arrival.origin {
+            Origin::Asked { at, .. } => at,
+            Origin::Wire | Origin::Passed => host_time(),
+        };
         let envelope = || self.envelope(arrival, arrival.number, packet.len());
-        let is_heard = match (arrival.origin, self.manager.whose(self, from, payload)) {
-            (Origin::Asked(by), Whose::Ours) => {
+        let question = || Envelope {
+            asked_at: Some(at),
+            ..envelope()
+        };
+        let whose = self.manager.whose(self, (from, at), payload);
+        let is_heard = match (arrival.origin, whose) {
+            (Origin::Asked { by, .. }, Whose::Ours) => {
                 if let Some(service) = self.service_of(payload) {
                     siblings.tell_serves(by, service);
                 }
                 true
             }
-            (Origin::Asked(_), whose) => whose == Whose::Anyones,
+            (Origin::Asked { .. }, whose) => whose == Whose::Anyones,
             (Origin::Wire, Whose::Anyones) => {
-                siblings.ask(None, &envelope(), packet);
+                siblings.ask(None, &question(), packet);
                 true
             }
             (Origin::Wire, Whose::Someones) => {
                 let service = self.service_of(payload);
-                siblings.ask(service.as_ref(), &envelope(), packet);
+                siblings.ask(service.as_ref(), &question(), packet);
                 false
             }
             (Origin::Wire, Whose::Of(slot)) if siblings.has(slot) => {
@@ -248,10 +258,9 @@ impl Shared for PortInner {
                 dst: SocketAddr::new(self.local_addr().ip(), PORT),
             },
             traffic_class: envelope.traffic_class,
-            origin: if envelope.is_question {
-                Origin::Asked(by)
-            } else {
-                Origin::Passed
+            origin: match envelope.asked_at {
+                Some(at) => Origin::Asked { by, at },
+                None => Origin::Passed,
             },
             number: envelope.number,
             udp_len: 0,

@@ -34,7 +34,7 @@ type OnAnswer = Box<dyn FnOnce(Result<Found, LookupError>) + Send>;
 
 struct Listener {
     /// No other process has the port number.
-    _claim: Claim,
+    claim: Claim,
     known: Known<Key>,
     on_request: OnRequest,
 }
@@ -174,7 +174,7 @@ impl RocePort {
         let claim = self.inner().claim(PortSpace::Udp, number);
         let claim = claim.map_err(Error::os("claiming the port number"))?;
         let listener = Listener {
-            _claim: claim,
+            claim,
             known: Known::new(backlog.max(1) as usize),
             on_request: Arc::new(on_request),
         };
@@ -292,12 +292,14 @@ fn told(outcome: Outcome) -> Result<Found, LookupError> {
 }
 
 impl PortInner {
-    /// Whether a program listens for datagrams at this service.
-    pub(super) fn serves(&self, service_id: u64) -> bool {
+    /// Whether a program listens for datagrams at this service, and has done so at this time of the host's clock.
+    pub(super) fn serves(&self, service_id: u64, at: u64) -> bool {
         let Some((PortSpace::Udp, number)) = cm::service(service_id) else {
             return false;
         };
-        state_of(self).listeners.contains_key(&number)
+        let state = state_of(self);
+        let listener = state.listeners.get(&number);
+        listener.is_some_and(|listener| listener.claim.since <= at)
     }
 
     /// A message of this peer about datagrams. False: it is about connections.

@@ -14,7 +14,7 @@ const PROBED: u8 = 4;
 const SERVES: u8 = 5;
 
 /// Bytes of the longest message without its packets.
-pub(super) const HEADER: usize = 52;
+pub(super) const HEADER: usize = 64;
 
 /// A service of `rdma_cm` at a port: connections or datagrams, and its number.
 pub(in crate::roce) type Service = (PortSpace, PortName, u16);
@@ -29,8 +29,8 @@ pub(in crate::roce) struct Envelope {
     /// The place of the first one in its train, and the bytes of each packet; the last may be shorter.
     pub(in crate::roce) number: u16,
     pub(in crate::roce) each: u32,
-    /// A management datagram that all siblings get: only those answer that it concerns.
-    pub(in crate::roce) is_question: bool,
+    /// A management datagram about which siblings are asked, and when it came, in nanoseconds of the host's clock: only those answer that it concerns.
+    pub(in crate::roce) asked_at: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,10 +65,9 @@ pub(super) fn emit(message: &Message<'_>) -> ([u8; HEADER], usize) {
     match message {
         Message::Hello { slot } => put(&[HELLO, *slot]),
         Message::Packets(envelope, _) => {
-            let kind = if envelope.is_question {
-                QUESTION
-            } else {
-                PACKETS
+            let kind = match envelope.asked_at {
+                Some(_) => QUESTION,
+                None => PACKETS,
             };
             let scope = match envelope.from {
                 SocketAddr::V4(_) => 0,
@@ -82,6 +81,9 @@ pub(super) fn emit(message: &Message<'_>) -> ([u8; HEADER], usize) {
             put(&addr(envelope.from.ip()));
             put(&scope.to_ne_bytes());
             put(&envelope.from.port().to_ne_bytes());
+            if let Some(at) = envelope.asked_at {
+                put(&at.to_ne_bytes());
+            }
         }
         Message::Probed { port, epoch, index } => {
             put(&[PROBED, *index]);
@@ -137,13 +139,17 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Message<'_>> {
                 IpAddr::V4(_) => SocketAddr::new(ip, udp),
                 IpAddr::V6(ip) => SocketAddrV6::new(ip, udp, 0, scope).into(),
             };
+            let asked_at = match kind {
+                QUESTION => Some(u64::from_ne_bytes(fields.take()?)),
+                _ => None,
+            };
             let envelope = Envelope {
                 port,
                 from,
                 traffic_class: second,
                 number,
                 each,
-                is_question: kind == QUESTION,
+                asked_at,
             };
             Some(Message::Packets(envelope, fields.rest()))
         }
@@ -201,14 +207,14 @@ mod tests {
             same(&Message::Serves((space, port, 7174)));
         }
         for from in ["192.0.2.7:4791", "[fe80::1%4]:700", "[2001:db8::1]:1"] {
-            for is_question in [false, true] {
+            for asked_at in [None, Some(1 << 40)] {
                 let envelope = Envelope {
                     port: ("fe80::2".parse().unwrap(), 4),
                     from: from.parse().unwrap(),
                     traffic_class: 3,
                     number: 60,
                     each: 4100,
-                    is_question,
+                    asked_at,
                 };
                 same(&Message::Packets(envelope, b"packets"));
             }
@@ -223,7 +229,7 @@ mod tests {
             traffic_class: 0,
             number: 0,
             each: 0,
-            is_question: false,
+            asked_at: None,
         };
         let (raw, len) = emit(&Message::Packets(envelope, &[]));
         assert_eq!(parse(&raw[..len]), None);

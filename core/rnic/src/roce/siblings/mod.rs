@@ -293,12 +293,8 @@ impl Siblings {
                 None => links.of.values().cloned().collect(),
             }
         };
-        let envelope = Envelope {
-            is_question: true,
-            ..*envelope
-        };
         for link in all {
-            link.say(&Message::Packets(envelope, packet));
+            link.say(&Message::Packets(*envelope, packet));
         }
     }
 
@@ -486,8 +482,15 @@ impl Source for Link {
 
 /// A port number of a service that this process has at an address; another process that asks is refused as long as this lives.
 pub(super) struct Claim {
+    /// When it began, in nanoseconds of the host's clock.
+    pub(super) since: u64,
     _withheld: Option<Withheld>,
     _name: OwnedFd,
+}
+
+/// The time, as all processes of the host see it.
+pub(super) fn host_time() -> u64 {
+    weft_sys::thread::now()
 }
 
 /// The name of a service.
@@ -501,8 +504,11 @@ impl Claim {
     /// `AddrInUse` if another process has it.
     pub(super) fn take(kind: &str, port: PortName, number: u16) -> io::Result<Claim> {
         let name = service_name(kind, port, number);
+        // Who sees the name looks later.
+        let since = host_time();
         let name = unix::claim(name.as_bytes())?;
         Ok(Claim {
+            since,
             _withheld: withhold(&name).ok(),
             _name: name,
         })
