@@ -236,9 +236,9 @@ impl Bed {
             _ => Vec::new(),
         };
         Some(Bed {
+            setup,
             a,
             b,
-            setup,
             transport,
             ports,
         })

@@ -263,7 +263,7 @@ impl Door {
         );
         far.conn = Some(Conn(conn.expect("dial")));
         let mut request = requests.recv_timeout(PATIENCE).expect("a request");
-        here.private_data = request.private_data.clone();
+        here.private_data.clone_from(&request.private_data);
         request.seen();
         let conn = request.accept(&near.qp, &terms(answers, near.rnr), move |event| {
             drop(told.0.send(event));
