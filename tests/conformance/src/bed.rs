@@ -236,9 +236,9 @@ impl Bed {
             _ => Vec::new(),
         };
         Some(Bed {
+            setup,
             a,
             b,
-            setup,
             transport,
             ports,
         })
@@ -391,13 +391,17 @@ impl Bed {
     pub fn join(
         &self,
         listener: &AnyListener,
-        there: End,
-        here: End,
+        mut there: End,
+        mut here: End,
         (asks, answers): (&ConnParam, &ConnParam),
     ) -> (End, End) {
         let listener = match listener {
             AnyListener::Stream(listener) => listener,
-            AnyListener::Roce(door) => return door.join(there, here, (asks, answers)),
+            AnyListener::Roce(door) => {
+                (there.private_data, here.private_data) =
+                    door.join(&mut there.qp, &mut here.qp, (asks, answers));
+                return (there, here);
+            }
         };
         std::thread::scope(|scope| {
             let dial = scope.spawn(|| self.dial(listener.local_addr(), there, asks));

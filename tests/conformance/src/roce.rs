@@ -12,7 +12,7 @@ use weft_verbs::{
     RoceEvent, RoceInit, RoceListening, RocePort, RoceQp, RoceRequest, SendWr,
 };
 
-use crate::bed::{End, PATIENCE};
+use crate::waits::PATIENCE;
 
 /// The port of a device: at the address that it has already, of these, or else at one that nothing else has.
 pub(crate) fn port(device: &Device, known: &[IpAddr]) -> RocePort {
@@ -243,16 +243,16 @@ impl Door {
         }
     }
 
-    /// Connects `there`, which asks, to `here`.
+    /// Connects `there`, which asks, to `here`. Returns the private data that each has got.
     pub(crate) fn join(
         &self,
-        mut there: End,
-        mut here: End,
+        there: &mut AnyQp,
+        here: &mut AnyQp,
         (asks, answers): (&ConnParam, &ConnParam),
-    ) -> (End, End) {
+    ) -> (Vec<u8>, Vec<u8>) {
         // One pair at a time: a request does not say whose it is.
         let requests = self.requests.lock().unwrap();
-        let (far, near) = (there.qp.roce_side(), here.qp.roce_side());
+        let (far, near) = (there.roce_side(), here.roce_side());
         let (tell, told) = (channel(), channel());
         let conn = far.port.dial(
             &far.qp,
@@ -263,14 +263,14 @@ impl Door {
         );
         far.conn = Some(Conn(conn.expect("dial")));
         let mut request = requests.recv_timeout(PATIENCE).expect("a request");
-        here.private_data = request.private_data.clone();
+        let asked = request.private_data.clone();
         request.seen();
         let conn = request.accept(&near.qp, &terms(answers, near.rnr), move |event| {
             drop(told.0.send(event));
         });
         near.conn = Some(Conn(conn.expect("accept")));
-        there.private_data = established(&tell.1);
+        let answered = established(&tell.1);
         established(&told.1);
-        (there, here)
+        (answered, asked)
     }
 }

@@ -232,15 +232,6 @@ fn managed_programs(guest: &mut Guest) {
             "rping -s -C 20 -V -S 60000 -a",
             "rping -c -C 20 -V -S 60000 -a",
         ),
-        (
-            "ib_send_bw -R -F -n 100 -s 65536",
-            "ib_send_bw -R -F -n 100 -s 65536",
-        ),
-        ("ib_read_lat -R -F -n 100", "ib_read_lat -R -F -n 100"),
-        (
-            "ib_send_lat -R -F -n 100 -c UD",
-            "ib_send_lat -R -F -n 100 -c UD",
-        ),
         ("udaddy -C 50 -S 1000 -b", "udaddy -C 50 -S 1000 -s"),
         (
             "ucmatose -c 10 -C 20 -S 5000 -b",
@@ -248,6 +239,19 @@ fn managed_programs(guest: &mut Guest) {
         ),
     ] {
         managed(guest, &weft, server, client);
+    }
+    for line in [
+        "ib_send_bw -R -F -n 100 -s 65536",
+        "ib_send_lat -R -F -n 100",
+        "ib_send_lat -R -F -n 100 -c UD",
+        "ib_write_bw -R -F -n 100 -s 65536",
+        "ib_write_lat -R -F -n 100",
+        "ib_read_bw -R -F -n 100 -s 65536",
+        "ib_read_lat -R -F -n 100",
+        "/usr/bin/ib_atomic_bw -R -F -n 100",
+        "/usr/bin/ib_atomic_lat -R -F -n 100",
+    ] {
+        managed(guest, &weft, line, line);
     }
 }
 

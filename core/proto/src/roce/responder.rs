@@ -393,6 +393,14 @@ impl<W> Connection<W> {
         self.out.push_back(answer);
     }
 
+    /// The message of the peer in progress, for a report: whether it is a Write, and its bytes so far (a Send) or to come (a Write).
+    pub fn in_progress(&self) -> Option<(bool, u32)> {
+        self.open.map(|open| match open {
+            Open::Send { received } => (false, received),
+            Open::Write { left, .. } => (true, left),
+        })
+    }
+
     /// What [`rx`](Self::rx) named last cannot be carried out, before or right after its [`rx_placed`](Self::rx_placed): the peer is told, and
     /// the connection has failed. The answer to a request of ours fails that request. On an unreliable connection the message is dropped.
     pub fn refuse(&mut self, code: NakCode) {

@@ -46,7 +46,12 @@ impl RoceInner {
             return;
         }
         add_alone(&self.counters.received, 1);
+        let was_open = core.conn.state() == State::Open;
         let rx = core.conn.rx(arrival.now, header, payload.len() as u32);
+        if let Some(code) = core.conn.refused_with().filter(|_| was_open) {
+            let (num, len, open) = (self.num, payload.len(), core.conn.in_progress());
+            tracing::warn!(num, ?code, ?header, len, ?open, from = %arrival.route.src, "a packet of the peer is no valid request");
+        }
         // Who forges the peer's address does not know the number that is next, unless the connection is unreliable: it takes any.
         if !matches!(rx, Rx::Nothing) {
             if arrival.traffic_class & ECN == ECN {

@@ -434,8 +434,8 @@ impl Inner {
     fn leave_idle_ports(&self, busy: &PortInner) {
         let sending = self.sends.lock().port();
         let stays = |port: &RocePort| {
-            let port = Arc::as_ptr(port.inner());
-            std::ptr::eq(port, busy) || sending.as_ref().is_some_and(|s| std::ptr::eq(port, &**s))
+            let last = |last| Arc::ptr_eq(last, port.inner());
+            std::ptr::eq(&raw const **port.inner(), busy) || sending.as_ref().is_some_and(last)
         };
         let mut ports = lock(&self.ports);
         let polled = std::mem::take(&mut ports.polled);
