@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::errors::CqOverrun;
 pub use crate::lock::{lock, try_lock};
-pub use crate::meet::listening_user;
+pub use crate::names::listening_user;
 use crate::types::{PostError, RecvWr, SendWr, Wc, WcStatus};
 
 /// Calls for an owner that takes a completion queue's completions under a lock of its own.

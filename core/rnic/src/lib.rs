@@ -30,6 +30,7 @@ mod lock;
 mod meet;
 mod memory;
 mod mr;
+mod names;
 mod neighbours;
 mod pending_dereg;
 mod pool;

@@ -69,7 +69,9 @@ fn took_if_auto(both: [&Done; 2], wire: &str) {
     let says = |done: &&Done| done.text.contains("WEFT_IB_WIRE=auto");
     let autos: Vec<_> = both.into_iter().filter(says).collect();
     assert!(!autos.is_empty(), "{}", both[0].show());
-    autos.into_iter().for_each(|done| took(done, wire));
+    for done in autos {
+        took(done, wire);
+    }
 }
 
 #[test]

@@ -15,7 +15,8 @@ use super::listener::Listener;
 use crate::device::{Counted, DeviceInner};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
-use crate::meet::{Hello, Names, ShmAccepted};
+use crate::meet::{Hello, ShmAccepted};
+use crate::names::Names;
 use crate::types::LocalMode;
 
 /// The time limit from an initiator's connection to its Hello.

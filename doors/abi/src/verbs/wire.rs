@@ -267,7 +267,7 @@ mod tests {
             (0..24).map(|n: u32| Process {
                 wire: [Wire::Persona, Wire::Roce, Wire::Auto][n as usize % 3],
                 user: n / 3 % 2,
-                local: n / 6 % 2 == 0,
+                local: (n / 6).is_multiple_of(2),
                 upper: n / 12 == 0,
             })
         }

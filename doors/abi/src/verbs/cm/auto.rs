@@ -3,9 +3,7 @@
 //! On one host the kernel's names of sockets say who listens at an address: for the persona the name that its peers look for anyway, for RoCE one that is
 //! bound here. A listener of both has the persona's first, and they are read in the other order, so its peers never miss it.
 
-use std::net::{IpAddr, SocketAddr};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
@@ -20,44 +18,12 @@ use super::link;
 use super::news::News;
 use super::patience::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
 use super::roce_link::scope;
+use super::roce_name::RoceName;
 use super::types::RDMA_CM_EVENT_CONNECT_ERROR;
 use crate::verbs::object::Name;
 use crate::verbs::os_errno;
 use crate::verbs::qp::QpObj;
 use crate::verbs::wire::{self, Choice, Wire};
-
-fn name(host: &str, port: u16) -> Option<UnixAddr> {
-    UnixAddr::from_abstract_name(format!("weft/1/roce/{host}/{port}")).ok()
-}
-
-fn host(ip: IpAddr) -> String {
-    match ip.to_canonical() {
-        ip if ip.is_unspecified() => "any".to_owned(),
-        ip => ip.to_string(),
-    }
-}
-
-/// The name of a listener of RoCE, for peers of this host. It goes with the process, too.
-pub(super) struct RoceName(#[allow(dead_code)] UnixDatagram); // bound until it is dropped
-
-impl RoceName {
-    /// For a listener at this address; `None` where another one has it, which says the same.
-    pub(super) fn bind(addr: SocketAddr) -> Option<RoceName> {
-        let name = name(&host(addr.ip()), addr.port())?;
-        UnixDatagram::bind_addr(&name).ok().map(RoceName)
-    }
-
-    fn is_there(addr: SocketAddr) -> Result<bool, Errno> {
-        let probe = UnixDatagram::unbound().map_err(|error| os_errno(&error))?;
-        let hosts = [host(addr.ip()), "any".to_owned()];
-        let names = hosts.iter().filter_map(|host| name(host, addr.port()));
-        let mut found = false;
-        for name in names {
-            found |= probe.connect_addr(&name).is_ok();
-        }
-        Ok(found)
-    }
-}
 
 /// Whether a listener of the persona is there.
 fn has_persona(addr: SocketAddr) -> Result<bool, Errno> {

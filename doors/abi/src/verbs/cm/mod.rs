@@ -29,6 +29,7 @@ mod resolve;
 mod roce;
 mod roce_datagram;
 mod roce_link;
+mod roce_name;
 mod stages;
 mod terms;
 

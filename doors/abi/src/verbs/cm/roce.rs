@@ -9,7 +9,6 @@ use weft_verbs::cm::ConnParam;
 use weft_verbs::ext::DeviceExt;
 use weft_verbs::{RoceConnect, RoceEvent, RoceQp};
 
-use super::auto::RoceName;
 use super::device::Nic;
 use super::id::{Core, Stage};
 use super::link::Link;
@@ -19,6 +18,7 @@ use super::port::Port;
 use super::private_data::{IB_REJECT, delivered};
 use super::request::{Request, Unseen};
 use super::roce_link::{RoceLink, RoceListener, addresses, scope};
+use super::roce_name::RoceName;
 use super::stages::Ending;
 use super::terms::Retries;
 use super::types::{

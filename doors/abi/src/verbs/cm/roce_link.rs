@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use weft_verbs::{RoceConn, RoceListening, RoceQp};
 
-use super::auto::RoceName;
+use super::roce_name::RoceName;
 use crate::verbs::gid::gids;
 use crate::verbs::object::{Name, lock};
 use crate::verbs::qp::QpObj;
