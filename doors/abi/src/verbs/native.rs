@@ -3,12 +3,11 @@
 use std::sync::Mutex;
 
 use rustix::io::Errno;
-use weft_verbs::Device;
+use weft_verbs::{Device, settings};
 
 use super::event_router::EventRouter;
 use super::object::{PerFork, lock};
 use super::visit;
-use super::wire::{self, Wire};
 
 /// The soft RNIC of this process.
 pub(crate) fn native() -> Result<Device, Errno> {
@@ -20,7 +19,7 @@ pub(crate) fn native() -> Result<Device, Errno> {
     // Before the device starts a thread.
     visit::register();
     let device = Device::builder()
-        .numbers_with_ports(wire::asked() == Wire::Auto)
+        .numbers_with_ports(settings::IB_WIRE.is("auto") == Ok(true))
         .open()
         .map_err(super::errno)?;
     let audience = EventRouter::get();
