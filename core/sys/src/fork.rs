@@ -6,10 +6,10 @@
 //! Slots are leaked before they are published, so references to them stay valid. The handler of a fork does system calls on numbers, nothing else.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// One `T` per process, for a `static`. If a child is forked while another thread of the parent creates the parent's object, the child does not wait
 /// for it: locks belong to a process as well.
@@ -85,33 +85,24 @@ impl<T: Send + Sync + 'static> Default for PerProcess<T> {
 const MOST: usize = 1024;
 /// Their numbers plus one, in any order; 0 is a free place.
 static WITHHELD: [AtomicI32; MOST] = [const { AtomicI32::new(0) }; MOST];
-/// What a child gets in their place.
-static INSTEAD: OnceLock<i32> = OnceLock::new();
+/// What a child gets in their place, plus one; 0 before the first one is withheld.
+static INSTEAD: AtomicI32 = AtomicI32::new(0);
 
 /// A descriptor that children of this process do not get, also those that run no other program: what is bound to it ends with this process. A child has
-/// the number, and something useless behind it. Dropped before the descriptor is closed.
+/// the number, and something useless behind it. Dropped right before the descriptor is closed, and after its last use: what is bound to it is let go then,
+/// so that no child can get it in between.
 #[derive(Debug)]
-pub struct Withheld(usize);
+pub struct Withheld {
+    place: usize,
+    number: i32,
+}
 
-/// Withholds a descriptor from children.
+/// Withholds a descriptor from children. A socket is withheld before it is bound, or a child that is forked in between has what it is bound to.
 ///
 /// # Errors
 /// Those of making a descriptor; `OutOfMemory` if there are too many.
 pub fn withhold(fd: impl AsFd) -> io::Result<Withheld> {
-    static MADE: Mutex<bool> = Mutex::new(false);
-    {
-        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*made {
-            let instead = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-            let _ = INSTEAD.set(instead.into_raw_fd());
-            // SAFETY: the handler only does system calls, and stays as long as the process.
-            let done = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-            if done != 0 {
-                return Err(io::Error::from_raw_os_error(done));
-            }
-            *made = true;
-        }
-    }
+    prepare()?;
     let number = fd.as_fd().as_raw_fd() + 1;
     let free = |place: &AtomicI32| {
         { place }
@@ -119,26 +110,85 @@ pub fn withhold(fd: impl AsFd) -> io::Result<Withheld> {
             .is_ok()
     };
     let place = WITHHELD.iter().position(free);
-    place.map(Withheld).ok_or(io::ErrorKind::OutOfMemory.into())
+    let place = place.ok_or(io::ErrorKind::OutOfMemory)?;
+    Ok(Withheld { place, number })
+}
+
+/// Makes what a child gets, and has each fork handled. There is no lock, which a child could inherit: a handler that is there twice does no harm.
+fn prepare() -> io::Result<()> {
+    static HANDLED: AtomicBool = AtomicBool::new(false);
+    if HANDLED.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    let instead = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+    let number = instead.as_raw_fd() + 1;
+    let first = INSTEAD.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire);
+    if first.is_ok() {
+        let _ = instead.into_raw_fd();
+    }
+    // SAFETY: the handler only does system calls, and stays as long as the process.
+    let done = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if done != 0 {
+        return Err(io::Error::from_raw_os_error(done));
+    }
+    HANDLED.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Puts something useless behind the number of a descriptor.
+fn replace(number: i32) {
+    let instead = INSTEAD.load(Ordering::Acquire) - 1;
+    if instead >= 0 && number >= 0 {
+        // SAFETY: both are numbers of descriptors; the owner of this one closes what is behind it now.
+        unsafe { libc::syscall(libc::SYS_dup3, instead, number, libc::O_CLOEXEC) };
+    }
 }
 
 /// The child has one thread, and may be in the middle of anything.
 extern "C" fn in_child() {
-    let Some(instead) = INSTEAD.get() else {
-        return;
-    };
     for place in &WITHHELD {
-        let number = place.swap(0, Ordering::Relaxed) - 1;
-        if number >= 0 {
-            // SAFETY: both are numbers of descriptors; the owner of this one closes what is behind it now.
-            unsafe { libc::syscall(libc::SYS_dup3, *instead, number, libc::O_CLOEXEC) };
-        }
+        replace(place.swap(0, Ordering::Relaxed) - 1);
     }
 }
 
 impl Drop for Withheld {
     fn drop(&mut self) {
-        WITHHELD[self.0].store(0, Ordering::SeqCst);
+        let place = &WITHHELD[self.place];
+        // In a child it has been replaced, and the place may be another one's.
+        if place.load(Ordering::SeqCst) == self.number {
+            replace(self.number - 1);
+            let _ = place.compare_exchange(self.number, 0, Ordering::SeqCst, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A descriptor that is withheld from children as long as it lives.
+#[derive(Debug)]
+pub struct PrivateFd {
+    withheld: Option<Withheld>,
+    fd: OwnedFd,
+}
+
+impl PrivateFd {
+    /// Takes it in. If there are too many, it is not withheld.
+    #[must_use]
+    pub fn new(fd: OwnedFd) -> PrivateFd {
+        PrivateFd {
+            withheld: withhold(&fd).ok(),
+            fd,
+        }
+    }
+
+    /// Whether children do not get it.
+    #[must_use]
+    pub fn is_withheld(&self) -> bool {
+        self.withheld.is_some()
+    }
+}
+
+impl AsFd for PrivateFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
@@ -178,5 +228,19 @@ mod tests {
         assert_eq!(end.expect("the end"), 0);
         // SAFETY: as above.
         assert_eq!(unsafe { libc::waitpid(child, null_mut(), 0) }, child);
+    }
+
+    /// A child that is forked between both gets something useless.
+    #[test]
+    fn what_is_withheld_is_let_go_before_its_place_is() {
+        let (ours, other) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let withheld = withhold(&ours).expect("a place");
+        let (place, number) = (withheld.place, withheld.number);
+        drop(withheld);
+        let end = std::io::Read::read(&mut &other, &mut [0; 1]);
+        assert_eq!(end.expect("the end"), 0);
+        // The number is open still: nobody else can have withheld it.
+        assert_ne!(WITHHELD[place].load(Ordering::SeqCst), number);
+        drop(ours);
     }
 }

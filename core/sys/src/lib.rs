@@ -43,7 +43,7 @@ pub mod wake;
 
 pub use epoll::{Epoll, Event, Interest};
 pub use eventfd::EventFd;
-pub use fork::{PerProcess, Withheld, withhold};
+pub use fork::{PerProcess, PrivateFd, Withheld, withhold};
 pub use poll::poll_fds;
 pub use raw::{preadv_raw, pwritev_raw, read_raw, recv_raw, send_file, send_raw, write_raw};
 

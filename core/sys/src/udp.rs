@@ -13,6 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::fork::{Withheld, withhold};
 use crate::raw::retry;
 use crate::tcp::BindOptions;
 
@@ -31,6 +32,8 @@ struct Control {
 /// A bound UDP socket.
 #[derive(Debug)]
 pub struct UdpSocket {
+    /// A forked child would be a member of the group, and never receive. Dropped before the descriptor.
+    withheld: Option<Withheld>,
     fd: OwnedFd,
     v6: bool,
     /// Longest datagrams that the kernel may be asked to cut out of a train: it has refused longer ones.
@@ -230,8 +233,10 @@ impl UdpSocket {
         if in_group {
             sockopt::set_socket_reuseport(&fd, true)?;
         }
+        let withheld = if in_group { withhold(&fd).ok() } else { None };
         net::bind(&fd, &addr)?;
         Ok(UdpSocket {
+            withheld,
             fd,
             v6,
             gso: AtomicUsize::new(usize::MAX),

@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
+use crate::fork::PrivateFd;
 use crate::raw::retry;
 use crate::udp::set_option;
 
@@ -83,6 +84,18 @@ pub fn listen(name: Name<'_>, backlog: u32) -> io::Result<OwnedFd> {
     listen_as(name, Kind::Packets, backlog, false)
 }
 
+/// As [`listen`] on an abstract name, which ends with this process: children do not get it. [`claim`] may take the same name besides.
+///
+/// # Errors
+/// As there.
+pub fn listen_alone(name: &[u8], backlog: u32) -> io::Result<PrivateFd> {
+    let fd = PrivateFd::new(socket(Kind::Packets)?);
+    fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    net::bind(&fd, &Name::Abstract(name).addr()?)?;
+    net::listen(&fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(fd)
+}
+
 /// The same, where anybody may connect: messages say who sent them ([`ask_for_senders`]), and bring no descriptors until [`take_rights`] says so. A connection
 /// has both from its listener, since Linux 6.16 when it is made and not when it is accepted.
 ///
@@ -143,19 +156,20 @@ pub fn connect_to_stranger(name: Name<'_>, kind: Kind) -> io::Result<OwnedFd> {
 }
 
 /// Connects to the first of these names that takes us, for each of them one system call; see [`connect`]. Names that nobody has are passed over, those
-/// with another error are told to `failed`.
+/// with another error are told to `failed`. Children do not get the connections.
 ///
 /// # Errors
 /// Those of making a socket.
 pub fn connect_to_each<N: AsRef<[u8]>>(
     names: impl IntoIterator<Item = N>,
-    mut made: impl FnMut(N, OwnedFd),
+    mut made: impl FnMut(N, PrivateFd),
     mut failed: impl FnMut(N, io::Error),
 ) -> io::Result<()> {
-    let mut fd = socket(Kind::Packets)?;
+    let another = || -> io::Result<PrivateFd> { Ok(PrivateFd::new(socket(Kind::Packets)?)) };
+    let mut fd = another()?;
     for name in names {
         match net::connect(&fd, &Name::Abstract(name.as_ref()).addr()?) {
-            Ok(()) => made(name, std::mem::replace(&mut fd, socket(Kind::Packets)?)),
+            Ok(()) => made(name, std::mem::replace(&mut fd, another()?)),
             Err(Errno::CONNREFUSED) => {}
             Err(error) => failed(name, error.into()),
         }
@@ -163,25 +177,25 @@ pub fn connect_to_each<N: AsRef<[u8]>>(
     Ok(())
 }
 
-/// Takes a name, as long as the socket lives: nothing is received.
+/// Takes a name, as long as the socket lives: nothing is received. Children do not get it.
 ///
 /// # Errors
 /// `AddrInUse` if somebody has it.
-pub fn claim(name: &[u8]) -> io::Result<OwnedFd> {
-    let fd = socket(Kind::Datagrams)?;
+pub fn claim(name: &[u8]) -> io::Result<PrivateFd> {
+    let fd = PrivateFd::new(socket(Kind::Datagrams)?);
     net::bind(&fd, &Name::Abstract(name).addr()?)?;
     net::shutdown(&fd, net::Shutdown::Read)?;
     Ok(fd)
 }
 
-/// Whether somebody has taken a name with [`claim`].
+/// Whether somebody has taken a name with [`claim`]. If the kernel cannot be asked, it counts as taken.
 pub fn is_claimed(name: &[u8]) -> bool {
     let asked = || -> io::Result<bool> {
         let fd = socket(Kind::Datagrams)?;
         let taken = net::connect(&fd, &Name::Abstract(name).addr()?);
         Ok(taken != Err(Errno::CONNREFUSED))
     };
-    asked().unwrap_or(false)
+    asked().unwrap_or(true)
 }
 
 /// Sends one message that lies in two pieces, without an allocation, whole or not at all.

@@ -5,6 +5,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
+use weft_sys::unix;
 use weft_verbs::{QpState, RecvWr, RoceConnect, RoceEvent, RoceRequest, SendWr};
 use weft_wire::roce::cm::{
     self, IpHeader, MAD_LEN, Mad, Message, PortSpace, Rej, Rep, Req, Rtu, reason, service_id,
@@ -263,6 +264,66 @@ fn requests_that_do_not_fit_or_were_not_seen_are_refused() {
     second.seen();
     drop(second);
     assert_eq!(stranger.rejected(), (28, 78));
+}
+
+/// A process that has come just now: none of the others at its address has a connection with it yet, and each believes perhaps that it is alone.
+#[test]
+fn nobody_answers_for_a_process_that_is_not_known_yet() {
+    let b = end();
+    let stranger = Stranger::new(ip_of(&b));
+    let claim = |kind: &str| {
+        let name = format!("weft/roce/1/{kind}/{}%0/{NUMBER}", ip_of(&b));
+        unix::claim(name.as_bytes()).unwrap()
+    };
+    let _claims = ["tcp", "udp"].map(claim);
+    let door = |slot: &u8| {
+        let name = format!("weft/roce/1/{slot}");
+        unix::claim(name.as_bytes()).ok()
+    };
+    let (slot, _door) = { 1..=254 }
+        .find_map(|slot| Some((slot, door(&slot)?)))
+        .unwrap();
+    let theirs = u32::from(slot) << 24 | 7;
+    let dreq = |remote_id| cm::Dreq {
+        local_id: 5,
+        remote_id,
+        remote_qp: 9,
+        private_data: &[],
+    };
+    let rep = Rep {
+        local_id: 5,
+        remote_id: theirs,
+        qp: 0x22,
+        psn: 88,
+        responder_resources: 3,
+        initiator_depth: 2,
+        ack_delay: 14,
+        rnr_retry: 7,
+        srq: false,
+        ca_guid: 1,
+        private_data: &[],
+    };
+    let sidr = |number| cm::SidrReq {
+        request_id: 6,
+        pkey: DEFAULT_PKEY,
+        service_id: service_id(PortSpace::Udp, number),
+        private_data: &[],
+    };
+    let mine = stranger.req();
+    stranger.say(1, Message::Req(mine));
+    stranger.say(2, Message::SidrReq(sidr(NUMBER)));
+    stranger.say(3, Message::Rep(rep));
+    stranger.say(4, Message::Dreq(dreq(theirs)));
+    // The first answers are those about what nobody has.
+    let service_id = service_id(PortSpace::Tcp, 1);
+    stranger.say(5, Message::Req(Req { service_id, ..mine }));
+    stranger.say(6, Message::SidrReq(sidr(1)));
+    stranger.say(7, Message::Dreq(dreq(7)));
+    for expected in 5..8 {
+        let raw = stranger.hear(PATIENCE).expect("an answer");
+        let mad = Mad::parse(&raw).unwrap();
+        assert_eq!(mad.transaction, expected, "{:?}", mad.message);
+    }
 }
 
 /// A request of somebody who cannot be heard of any more ends in time, whatever time it has asked for.

@@ -5,13 +5,13 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use weft_conformance::twin::again;
 use weft_sys::unix::{self, Kind, Name};
 use weft_verbs::cm::LookupError;
@@ -479,6 +479,7 @@ fn other() {
         "writes" => writes(ip),
         "forges" => forges(),
         "squats" => squats(),
+        "has no descriptors left" => has_no_descriptors_left(ip),
         "has the port" => {
             let _port =
                 weft_sys::udp::UdpSocket::bind_in_group((ip, 4791).into(), 1 << 16).unwrap();
@@ -709,6 +710,45 @@ fn in_a_full_house() {
     let a2 = further(&a);
     join(&a2, &c, &Options::default());
     exercise(&a2, &c, 2);
+}
+
+/// Can accept nobody for a while, and says how busy it was.
+fn has_no_descriptors_left(ip: IpAddr) {
+    let end = End::new(ip, |_, _, _| {});
+    let whole = getrlimit(Resource::Nofile);
+    let most = |current| {
+        let limit = Rlimit { current, ..whole };
+        setrlimit(Resource::Nofile, limit).unwrap();
+    };
+    most(Some(0));
+    println!("@{}", end.qp.num() >> 16);
+    wait_for_a_line();
+    let busy = || {
+        let (user, system) = weft_sys::rusage_self();
+        user + system
+    };
+    let before = busy();
+    std::thread::sleep(Duration::from_millis(500));
+    println!("@{}", ((busy() - before) * 1000.0) as u64);
+    most(whole.current);
+    wait_for_a_line();
+}
+
+#[test]
+fn a_process_without_descriptors_waits_and_takes_connections_later() {
+    let mut other = Other::start("has no descriptors left", address(), |_| {});
+    let slot = other.hear();
+    let name = format!("weft/roce/1/{slot}");
+    let link = unix::connect(Name::Abstract(name.as_bytes())).unwrap();
+    unix::send_pieces(&link, [&[1, 77], &[]]).unwrap();
+    other.say("there is one");
+    let busy: u64 = other.hear().parse().unwrap();
+    assert!(busy < 250, "{busy} ms of 500");
+    let ready = weft_sys::poll_fds(&[(link.as_fd(), weft_sys::Interest::READ)], Some(PATIENCE));
+    assert_eq!(ready.unwrap(), 1, "it is not heard");
+    let mut answer = [0; 8];
+    let len = unix::recv_bytes(&link, &mut answer).unwrap().unwrap();
+    assert_eq!(answer[..len], [1, slot.parse().unwrap()]);
 }
 
 #[test]

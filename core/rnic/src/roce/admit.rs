@@ -75,6 +75,10 @@ impl PortInner {
             return refuse(from, transaction, req, reason::INVALID_SERVICE, todo);
         };
         let Some(listener) = manager.listeners.get(&number) else {
+            // The process that has the listener and this one may not know each other yet.
+            if self.is_served(req.service_id) {
+                return;
+            }
             return refuse(from, transaction, req, reason::INVALID_SERVICE, todo);
         };
         let Some((header, data)) = IpHeader::parse(req.private_data) else {

@@ -134,8 +134,13 @@ fn manager(port: &PortInner) -> MutexGuard<'_, Manager> {
 }
 
 impl Manages for Managers {
-    fn whose(&self, port: &PortInner, (from, at): (SocketAddr, u64), payload: &[u8]) -> Whose {
-        port.whose_is(payload, |message| match message {
+    fn whose(
+        &self,
+        port: &PortInner,
+        (from, at, is_asked): (SocketAddr, u64, bool),
+        payload: &[u8],
+    ) -> Whose {
+        port.whose_is(is_asked, payload, |message| match message {
             Message::SidrReq(req) => port.serves(req.service_id, at),
             Message::Req(req) => {
                 let manager = lock(&self.connections);
@@ -648,6 +653,8 @@ impl PortInner {
                 (None, Message::Req(req)) => {
                     self.requested(manager, from, mad.transaction, req, &mut todo);
                 }
+                (None, Message::Dreq(dreq)) if self.is_anothers(dreq.remote_id) => {}
+                (None, Message::Rep(rep)) if self.is_anothers(rep.remote_id) => {}
                 // Of a connection that is forgotten: the peer is told that it is over, or that it is not made.
                 (None, Message::Dreq(dreq)) => {
                     let drep = weft_wire::roce::cm::Rtu {

@@ -20,7 +20,8 @@ use weft_sys::{Event, Interest, Withheld, withhold};
 use weft_wire::roce::cm;
 use weft_wire::roce::{Header, ICRC_LEN, Icrc, PORT, Route};
 
-use super::siblings::{Membership, PortName, Siblings, Steering};
+use super::shared::Questions;
+use super::siblings::{Membership, PortName, Siblings, Steering, warn_of_children};
 use super::{WINDOW, scope_of};
 use crate::cq::Port;
 use crate::device::{DeviceInner, Transport};
@@ -94,7 +95,7 @@ struct Rx {
 
 pub(crate) struct PortInner {
     pub(super) device: Arc<DeviceInner>,
-    /// A forked child would keep it in the group, and never receive.
+    /// The socket of a multicast group is not withheld from forked children by itself.
     _withheld: Option<Withheld>,
     socket: UdpSocket,
     addr: SocketAddr,
@@ -122,6 +123,8 @@ pub(crate) struct PortInner {
     /// Those with whom the address is shared; a group is not.
     pub(super) siblings: Option<Arc<Siblings>>,
     pub(super) steering: Mutex<Steering>,
+    /// What siblings were asked.
+    pub(super) questions: Mutex<Questions>,
     /// When the steering wants to know of packets that have come to the wrong process, in nanoseconds of [`PortInner::now`].
     pub(super) steer_at: AtomicU64,
 }
@@ -162,8 +165,8 @@ pub(super) enum Whose {
 
 /// The connection manager of a port.
 pub(super) trait Manages: Any + Send + Sync {
-    /// Who handles a management datagram of this peer, which came at this time of the host's clock.
-    fn whose(&self, port: &PortInner, arrival: (SocketAddr, u64), payload: &[u8]) -> Whose;
+    /// Who handles a management datagram of this peer, which came at this time of the host's clock, and about which a sibling asks or not.
+    fn whose(&self, port: &PortInner, arrival: (SocketAddr, u64, bool), payload: &[u8]) -> Whose;
     /// A management datagram of this peer.
     fn hear(&self, port: &PortInner, from: SocketAddr, payload: &[u8]);
     /// The time given to [`PortInner::watch_manager`] has come.
@@ -178,7 +181,12 @@ pub(super) trait Manages: Any + Send + Sync {
 struct Unmanaged;
 
 impl Manages for Unmanaged {
-    fn whose(&self, _port: &PortInner, _arrival: (SocketAddr, u64), _payload: &[u8]) -> Whose {
+    fn whose(
+        &self,
+        _port: &PortInner,
+        _arrival: (SocketAddr, u64, bool),
+        _payload: &[u8],
+    ) -> Whose {
         Whose::Ours
     }
     fn hear(&self, _port: &PortInner, _from: SocketAddr, _payload: &[u8]) {}
@@ -260,6 +268,7 @@ impl RocePort {
         }
         let siblings = siblings(device)?;
         let socket = UdpSocket::bind_in_group(addr, RECEIVE_BUFFER)?;
+        warn_of_children(socket.is_withheld());
         // The ICRC covers the IP header.
         socket.forbid_fragments()?;
         let inner = PortInner::open(device, socket, PLACES, manager, Some(siblings))?;
@@ -326,10 +335,16 @@ impl PortInner {
         siblings: Option<Arc<Siblings>>,
     ) -> io::Result<Arc<PortInner>> {
         socket.receive_trains();
+        let random = || u64::from(device.random_u32());
+        let secret = random() << 32 | random();
         let inner = Arc::new(PortInner {
             device: Arc::clone(device),
             addr: socket.local_addr()?,
-            _withheld: withhold(&socket).ok(),
+            _withheld: if socket.is_withheld() {
+                None
+            } else {
+                withhold(&socket).ok()
+            },
             socket,
             registration: Registration::new(&device.engine),
             members: RwLock::default(),
@@ -351,7 +366,8 @@ impl PortInner {
             manager,
             owner: OnceLock::new(),
             siblings,
-            steering: Mutex::new(Steering::new(device.random_u32().into())),
+            steering: Mutex::new(Steering::new(secret)),
+            questions: Mutex::default(),
             steer_at: AtomicU64::new(0),
         });
         let source = Arc::clone(&inner) as Arc<dyn Source>;

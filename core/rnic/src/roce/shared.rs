@@ -11,6 +11,28 @@ use super::port::{Answering, Arrival, Last, Origin, PortInner, Whose};
 use super::siblings::{Claim, Envelope, Probe, Service, Shared, Siblings, host_time};
 use crate::lock::lock;
 
+/// Questions of each kind to all siblings in a second: any host can send what they are about, and each of them wakes all processes. Peers repeat.
+const MOST_QUESTIONS: u32 = 256;
+
+/// How many questions there were in this second: about services, and about rejections.
+#[derive(Default)]
+pub(super) struct Questions {
+    second: u64,
+    asked: [u32; 2],
+}
+
+impl Questions {
+    /// Whether one more may be asked.
+    fn admit(&mut self, second: u64, about_rejection: bool) -> bool {
+        if self.second != second {
+            (self.second, self.asked) = (second, [0; 2]);
+        }
+        let asked = &mut self.asked[usize::from(about_rejection)];
+        *asked += u32::from(*asked <= MOST_QUESTIONS);
+        *asked <= MOST_QUESTIONS
+    }
+}
+
 /// Where a packet has the number of its queue pair (9.2.7); the upper byte is the slot.
 const DEST_QP: std::ops::Range<usize> = 5..8;
 
@@ -124,7 +146,7 @@ impl PortInner {
         answering: &mut Answering,
     ) {
         match Probe::parse(packet) {
-            // The kernel lets nobody else send from an address of this host.
+            // From an address of this host, by one of its programs; with the sender's secret only if it is one of ours.
             Some(probe) if arrival.route.src == self.local_addr() => {
                 let mut steering = lock(&self.steering);
                 steering.arrived(probe, siblings, self.name(), self.socket());
@@ -151,7 +173,12 @@ impl PortInner {
             asked_at: Some(at),
             ..envelope()
         };
-        let whose = self.manager.whose(self, (from, at), payload);
+        let is_asked = matches!(arrival.origin, Origin::Asked { .. });
+        let whose = self.manager.whose(self, (from, at, is_asked), payload);
+        let may_ask = |about_rejection| {
+            let second = arrival.now.as_secs();
+            lock(&self.questions).admit(second, about_rejection)
+        };
         let is_heard = match (arrival.origin, whose) {
             (Origin::Asked { by, .. }, Whose::Ours) => {
                 if let Some(service) = self.service_of(payload) {
@@ -161,19 +188,26 @@ impl PortInner {
             }
             (Origin::Asked { .. }, whose) => whose == Whose::Anyones,
             (Origin::Wire, Whose::Anyones) => {
-                siblings.ask(None, &question(), packet);
+                if may_ask(true) {
+                    siblings.ask_all(&question(), packet);
+                }
                 true
             }
             (Origin::Wire, Whose::Someones) => {
                 let service = self.service_of(payload);
-                siblings.ask(service.as_ref(), &question(), packet);
+                let known = service.and_then(|service| siblings.who_serves(&service));
+                if let Some(slot) = known {
+                    siblings.pass(slot, &question(), packet);
+                } else if may_ask(false) {
+                    siblings.ask_all(&question(), packet);
+                }
                 false
             }
             (Origin::Wire, Whose::Of(slot)) if siblings.has(slot) => {
                 siblings.pass(slot, &envelope(), packet);
                 false
             }
-            // Ours, or nobody's: the peer is refused, or told that the connection is over.
+            // Ours, or nobody's: the peer is refused, or told that the connection is over, unless a process that we do not know yet may have it.
             (Origin::Passed | Origin::Wire, _) => true,
         };
         if is_heard {
@@ -192,28 +226,45 @@ impl PortInner {
         Some((space, self.name(), number))
     }
 
-    /// Whose a management datagram is, where `is_known` says what the managers have: the service, or the request.
+    /// Whether the connection with this number may be that of another process, also of one that has no connection with us: what it is told is not for us to
+    /// say, and the peer repeats.
+    pub(super) fn is_anothers(&self, id: u32) -> bool {
+        let siblings = self.siblings.as_ref();
+        siblings.is_some_and(|siblings| siblings.is_of_another((id >> 24) as u8))
+    }
+
+    /// Whether a process has a listener for this service: who has none does not refuse it then.
+    pub(super) fn is_served(&self, service_id: u64) -> bool {
+        let taken = |(space, number)| Claim::is_taken(kind(space), self.name(), number);
+        service(service_id).is_some_and(taken)
+    }
+
+    /// Whose a management datagram is, where `is_known` says what the managers have: the service, or the request. A sibling that is asked says of nothing
+    /// else that it is its own.
     pub(super) fn whose_is(
         &self,
+        is_asked: bool,
         payload: &[u8],
         is_known: impl FnOnce(&Message<'_>) -> bool,
     ) -> Whose {
         let (Some(mad), Some(siblings)) = (Mad::parse(payload), &self.siblings) else {
             return Whose::Ours;
         };
-        let id = match &mad.message {
-            Message::Req(_) | Message::SidrReq(_) => {
-                let taken = |(space, name, number)| Claim::is_taken(kind(space), name, number);
-                return if is_known(&mad.message) {
-                    Whose::Ours
-                } else if self.service_of(payload).is_some_and(taken) {
-                    Whose::Someones
-                } else {
-                    Whose::Nobodys
-                };
+        let of_service = |service_id| {
+            if is_known(&mad.message) {
+                Whose::Ours
+            } else if !is_asked && self.is_served(service_id) {
+                Whose::Someones
+            } else {
+                Whose::Nobodys
             }
+        };
+        let id = match &mad.message {
+            Message::Req(req) => return of_service(req.service_id),
+            Message::SidrReq(req) => return of_service(req.service_id),
             // A peer that gives up its request may not know our number.
             Message::Rej(rej) if rej.remote_id == 0 => return Whose::Anyones,
+            _ if is_asked => return Whose::Nobodys,
             Message::Rej(rej) => rej.remote_id,
             Message::Rep(rep) => rep.remote_id,
             Message::Rtu(rtu) | Message::Drep(rtu) => rtu.remote_id,
@@ -275,9 +326,29 @@ impl Shared for PortInner {
         }
     }
 
-    fn probed(&self, slot: u8, epoch: u32, index: u8) {
+    fn probed(&self, slot: u8, probe: &Probe) {
         if slot != 0 {
-            lock(&self.steering).learned(slot, epoch, index, self.socket());
+            lock(&self.steering).learned(slot, probe, self.socket());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_are_counted_by_kind_and_second() {
+        let mut questions = Questions::default();
+        let admitted = |questions: &mut Questions, second, about| {
+            (0..1000).filter(|_| questions.admit(second, about)).count()
+        };
+        for second in [0, 5] {
+            for about in [false, true, false] {
+                let first = questions.asked[usize::from(about)] == 0 || questions.second != second;
+                let most = if first { MOST_QUESTIONS as usize } else { 0 };
+                assert_eq!(admitted(&mut questions, second, about), most);
+            }
         }
     }
 }

@@ -350,6 +350,10 @@ impl PortInner {
         };
         let listener = number.and_then(|number| Some((number, listeners.get_mut(&number)?)));
         let said = IpHeader::parse(req.private_data);
+        // The process that has the listener and this one may not know each other yet.
+        if listener.is_none() && self.is_served(req.service_id) {
+            return;
+        }
         let (Some((number, listener)), Some((header, data))) = (listener, said) else {
             let message = Message::SidrRep(SidrRep {
                 request_id: req.request_id,

@@ -33,7 +33,8 @@ pub struct Choice<'a> {
 }
 
 impl UdpSocket {
-    /// As [`UdpSocket::bind`], and other sockets of this user that are bound by this function may have the same address and port.
+    /// As [`UdpSocket::bind`], and other sockets of this user that are bound by this function may have the same address and port. Children that are forked do
+    /// not get it, unless [too many descriptors](crate::withhold) are withheld.
     ///
     /// # Errors
     /// As there; `AddrInUse` where another user has the port, or a socket that does not share it.
@@ -43,6 +44,11 @@ impl UdpSocket {
             share: false,
         };
         UdpSocket::make(addr, buffer, options, true)
+    }
+
+    /// Whether it is a socket of a group, and children do not get it.
+    pub fn is_withheld(&self) -> bool {
+        self.withheld.is_some()
     }
 
     /// From now on the kernel chooses in this way which socket of the group gets a datagram.

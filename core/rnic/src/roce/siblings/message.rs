@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use weft_wire::roce::cm::PortSpace;
 
+use super::steer::{PROBE_LEN, Probe};
+
 /// Which port a message is about: its address, and the interface of a link-local one.
 pub(in crate::roce) type PortName = (IpAddr, u32);
 
@@ -43,8 +45,7 @@ pub(super) enum Message<'a> {
     /// The receiver's probe has come to the sender: the kernel numbers its socket so.
     Probed {
         port: PortName,
-        epoch: u32,
-        index: u8,
+        probe: Probe,
     },
     /// The sender has the listener of a service that the receiver has asked for.
     Serves(Service),
@@ -85,9 +86,9 @@ pub(super) fn emit(message: &Message<'_>) -> ([u8; HEADER], usize) {
                 put(&at.to_ne_bytes());
             }
         }
-        Message::Probed { port, epoch, index } => {
-            put(&[PROBED, *index]);
-            put(&epoch.to_ne_bytes());
+        Message::Probed { port, probe } => {
+            put(&[PROBED, 0]);
+            put(&probe.emit());
             put(&addr(port.0));
             put(&port.1.to_ne_bytes());
         }
@@ -154,13 +155,9 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Message<'_>> {
             Some(Message::Packets(envelope, fields.rest()))
         }
         PROBED => {
-            let epoch = fields.word()?;
+            let probe = Probe::parse(&fields.take::<PROBE_LEN>()?)?;
             let port = fields.addr()?;
-            Some(Message::Probed {
-                port,
-                epoch,
-                index: second,
-            })
+            Some(Message::Probed { port, probe })
         }
         SERVES => {
             let space = if second == 0 {
@@ -197,12 +194,8 @@ mod tests {
     fn messages_come_as_they_went() {
         same(&Message::Hello { slot: 9 });
         let port = ("192.0.2.1".parse().unwrap(), 0);
-        let probed = Message::Probed {
-            port,
-            epoch: 7,
-            index: 3,
-        };
-        same(&probed);
+        let probe = Probe::parse(b"\xff\x03\x09\0\0\0\0\x07secretly").unwrap();
+        same(&Message::Probed { port, probe });
         for space in [PortSpace::Tcp, PortSpace::Udp] {
             same(&Message::Serves((space, port, 7174)));
         }

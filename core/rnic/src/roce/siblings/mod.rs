@@ -14,13 +14,13 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use weft_sys::unix::{self, Name};
-use weft_sys::{Event, Interest, Withheld, poll_fds, withhold};
+use weft_sys::unix;
+use weft_sys::{Event, Interest, PrivateFd, poll_fds};
 
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
@@ -40,6 +40,8 @@ const TURN: usize = 64;
 const MOST_LINKS: usize = 2 * 256;
 /// Bytes that may wait for a sibling; further packets are dropped.
 const ROOM: usize = 4 << 20;
+/// When connections are accepted again after an error.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// When a sibling is tried again that has too many connections to take: it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -56,16 +58,18 @@ pub(super) trait Shared: Send + Sync {
     /// Packets that came to the sibling in this slot.
     fn passed(&self, by: u8, envelope: &Envelope, packets: &[u8]);
     /// A probe of ours has come to the sibling in this slot.
-    fn probed(&self, slot: u8, epoch: u32, index: u8);
+    fn probed(&self, slot: u8, probe: &Probe);
 }
 
 /// What a device has of its siblings.
 pub(super) struct Siblings {
     slot: u8,
     next: AtomicU32,
-    /// A forked child does not keep the slot.
-    _withheld: Option<Withheld>,
-    door: OwnedFd,
+    door: PrivateFd,
+    /// Who has no connection with us sees that the slot is taken, without one.
+    _claim: PrivateFd,
+    /// Accepting has failed: the door is armed with the next timer.
+    door_rests: AtomicBool,
     registration: Registration,
     engine: Arc<Engine>,
     /// There is no link.
@@ -74,10 +78,15 @@ pub(super) struct Siblings {
     ports: Mutex<HashMap<PortName, Weak<dyn Shared>>>,
     /// Where the engine's thread receives, once it has to.
     buffer: Mutex<Vec<u8>>,
-    /// When siblings are tried again that could not be reached.
-    pause: Mutex<Duration>,
+    retry: Mutex<Retry>,
     /// Who has told us that it has the listener of a service, and until when that is believed.
     services: Mutex<HashMap<Service, (u8, Instant)>>,
+}
+
+/// The slots whose owners could not be reached yet, and when they are tried again.
+struct Retry {
+    slots: Vec<u8>,
+    pause: Duration,
 }
 
 #[derive(Default)]
@@ -90,8 +99,7 @@ struct Links {
 /// A connection to a sibling.
 struct Link {
     owner: Weak<Siblings>,
-    _withheld: Option<Withheld>,
-    fd: OwnedFd,
+    fd: PrivateFd,
     /// 0: it has not said it yet.
     slot: AtomicU8,
     registration: Registration,
@@ -126,65 +134,92 @@ impl Siblings {
         } else {
             SLOTS.start..WITH_PORTS
         };
-        let (slot, door) = claim_slot(of, random as u8)?;
+        let (slot, claim, door) = claim_slot(of, random as u8)?;
         let siblings = Arc::new(Siblings {
             slot,
             next: AtomicU32::new((random >> 32) as u32),
-            _withheld: withhold(&door).ok(),
             door,
+            _claim: claim,
+            door_rests: AtomicBool::new(false),
             registration: Registration::new(engine),
             engine: Arc::clone(engine),
             alone: AtomicBool::new(true),
             links: RwLock::default(),
             ports: Mutex::default(),
             buffer: Mutex::default(),
-            pause: Mutex::new(FIRST_PAUSE),
+            retry: Mutex::new(Retry {
+                slots: Vec::new(),
+                pause: FIRST_PAUSE,
+            }),
             services: Mutex::default(),
         });
         let source = Arc::clone(&siblings) as Arc<dyn Source>;
         let door = siblings.door.as_fd();
         siblings.registration.start(source, door, Interest::READ)?;
         let membership = Membership(siblings);
-        membership.0.dial()?;
+        // From then on they pass on what comes for us.
+        membership.0.dial(SLOTS.collect(), GREETING)?;
         Ok(membership)
     }
 
-    /// Connects to each sibling that has no connection with us. Two that come at once may do so both, and have two.
-    fn dial(self: &Arc<Self>) -> io::Result<()> {
-        let others = SLOTS.filter(|slot| *slot != self.slot && !self.has(*slot));
+    /// Connects to the siblings in these slots that have no connection with us, and waits until they have heard us. Two that come at once may do so both,
+    /// and have two.
+    fn dial(self: &Arc<Self>, slots: Vec<u8>, patience: Duration) -> io::Result<()> {
+        let is_other = |slot: &u8| *slot != self.slot && !self.has(*slot);
+        let others = slots.into_iter().filter(is_other);
         let mut greeted = Vec::new();
-        let made = |name: SlotName, fd: OwnedFd| {
+        let made = |name: SlotName, fd: PrivateFd| {
             let (hello, len) = emit(&Message::Hello { slot: self.slot });
             if is_ours(&fd) && unix::send_pieces(&fd, [&hello[..len], &[]]).is_ok() {
                 greeted.push((name.slot, fd));
             }
         };
-        let mut unreached = None;
-        let failed = |name: SlotName, error: io::Error| unreached = Some((name.slot, error));
-        unix::connect_to_each(others.map(SlotName::new), made, failed)?;
-        // From then on they pass on what comes for us.
-        let until = Instant::now() + GREETING;
+        let mut unreached = Vec::new();
+        let failed = |name: SlotName, error: io::Error| {
+            // It has too many connections to take for now. Other errors are those of names that a sibling does not make.
+            if error.kind() == io::ErrorKind::WouldBlock {
+                unreached.push(name.slot);
+            } else {
+                tracing::debug!(%error, slot = name.slot, "a name that is none of a process with RoCE");
+            }
+        };
+        let asked = unix::connect_to_each(others.map(SlotName::new), made, failed);
+        let until = Instant::now() + patience;
         for (slot, fd) in greeted {
-            wait_for_answer(&fd, until);
+            if !patience.is_zero() {
+                wait_for_answer(&fd, until);
+            }
             self.add(fd, slot);
         }
-        if let Some((slot, error)) = unreached {
-            let mut pause = lock(&self.pause);
-            if *pause == FIRST_PAUSE {
-                tracing::warn!(%error, slot, "another process with RoCE, or who took its name, cannot be reached yet: packets for it are lost that come to this one");
-            }
-            self.registration.set_timer(Instant::now() + *pause);
-            *pause = (*pause * 2).min(LONGEST_PAUSE);
-        }
+        asked?;
+        self.try_again(unreached);
         Ok(())
     }
 
+    /// These are tried again after a while.
+    fn try_again(&self, slots: Vec<u8>) {
+        let mut retry = lock(&self.retry);
+        if slots.is_empty() {
+            retry.pause = FIRST_PAUSE;
+            return;
+        }
+        if retry.pause == FIRST_PAUSE {
+            tracing::warn!(
+                ?slots,
+                "other processes with RoCE, or who took their names, cannot be reached yet: packets for them are lost that come to this one"
+            );
+        }
+        retry.slots = slots;
+        self.registration.set_timer(Instant::now() + retry.pause);
+        retry.pause = (retry.pause * 2).min(LONGEST_PAUSE);
+    }
+
     /// Takes in a connection.
-    fn add(self: &Arc<Self>, fd: OwnedFd, slot: u8) {
+    fn add(self: &Arc<Self>, fd: PrivateFd, slot: u8) {
+        warn_of_children(fd.is_withheld());
         unix::set_send_room(&fd, ROOM);
         let link = Arc::new(Link {
             owner: Arc::downgrade(self),
-            _withheld: withhold(&fd).ok(),
             fd,
             slot: AtomicU8::new(slot),
             registration: Registration::new(&self.engine),
@@ -261,6 +296,13 @@ impl Siblings {
         links.of.contains_key(&slot)
     }
 
+    /// Whether a process has this slot, also one that has no connection with us yet.
+    pub(super) fn is_of_another(&self, slot: u8) -> bool {
+        slot != self.slot
+            && SLOTS.contains(&slot)
+            && (self.has(slot) || unix::is_claimed(slot_name(slot).as_bytes()))
+    }
+
     /// The port takes what siblings pass on.
     pub(super) fn open(&self, name: PortName, port: Weak<dyn Shared>) {
         let mut ports = lock(&self.ports);
@@ -282,16 +324,18 @@ impl Siblings {
         link.is_some_and(|link| link.say(&message))
     }
 
-    /// Asks the siblings whose a management datagram is: the one that has said that it has this service, or all of them.
-    pub(super) fn ask(&self, service: Option<&Service>, envelope: &Envelope, packet: &[u8]) {
-        let known = service.and_then(|service| lock(&self.services).get(service).copied());
-        let known = known.filter(|(_, until)| Instant::now() < *until);
+    /// The sibling that has said that it has this service.
+    pub(super) fn who_serves(&self, service: &Service) -> Option<u8> {
+        let known = lock(&self.services).get(service).copied();
+        let (slot, _) = known.filter(|(_, until)| Instant::now() < *until)?;
+        self.has(slot).then_some(slot)
+    }
+
+    /// Asks all siblings whose a management datagram is.
+    pub(super) fn ask_all(&self, envelope: &Envelope, packet: &[u8]) {
         let all: Vec<_> = {
             let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
-            match known.and_then(|(slot, _)| links.of.get(&slot)) {
-                Some(link) => vec![Arc::clone(link)],
-                None => links.of.values().cloned().collect(),
-            }
+            links.of.values().cloned().collect()
         };
         for link in all {
             link.say(&Message::Packets(*envelope, packet));
@@ -304,8 +348,8 @@ impl Siblings {
     }
 
     /// Tells a sibling that its probe has come here.
-    fn tell_probed(&self, slot: u8, port: PortName, epoch: u32, index: u8) {
-        self.tell(slot, &Message::Probed { port, epoch, index });
+    fn tell_probed(&self, slot: u8, port: PortName, probe: Probe) {
+        self.tell(slot, &Message::Probed { port, probe });
     }
 
     fn tell(&self, slot: u8, message: &Message<'_>) {
@@ -336,9 +380,9 @@ impl Siblings {
                     port.passed(slot, &envelope, packets);
                 }
             }
-            Some(Message::Probed { port, epoch, index }) => {
+            Some(Message::Probed { port, probe }) => {
                 if let Some(port) = self.port(&port) {
-                    port.probed(slot, epoch, index);
+                    port.probed(slot, &probe);
                 }
             }
             Some(Message::Serves(service)) => {
@@ -378,11 +422,20 @@ impl AsRef<[u8]> for SlotName {
 }
 
 /// A free slot, looked for from this one on: so the numbers of a process that has ended are not those of the next one.
-fn claim_slot(of: Range<u8>, from: u8) -> io::Result<(u8, OwnedFd)> {
+fn claim_slot(of: Range<u8>, from: u8) -> io::Result<(u8, PrivateFd, PrivateFd)> {
     let from = of.start + from % (of.end - of.start);
     for slot in (from..of.end).chain(of.start..from) {
-        match unix::listen(Name::Abstract(slot_name(slot).as_bytes()), BACKLOG) {
-            Ok(door) => return Ok((slot, door)),
+        let name = slot_name(slot);
+        let claim = unix::claim(name.as_bytes());
+        let taken = claim.and_then(|claim| {
+            let door = unix::listen_alone(name.as_bytes(), BACKLOG)?;
+            Ok((claim, door))
+        });
+        match taken {
+            Ok((claim, door)) => {
+                warn_of_children(claim.is_withheld() && door.is_withheld());
+                return Ok((slot, claim, door));
+            }
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(error),
         }
@@ -397,7 +450,7 @@ fn claim_slot(of: Range<u8>, from: u8) -> io::Result<(u8, OwnedFd)> {
 }
 
 /// Waits until the sibling has answered, which it does when it has heard us, or has gone.
-fn wait_for_answer(fd: &OwnedFd, until: Instant) {
+fn wait_for_answer(fd: &PrivateFd, until: Instant) {
     let mut answer = [0; message::HEADER];
     loop {
         match unix::recv_bytes(fd, &mut answer) {
@@ -411,8 +464,18 @@ fn wait_for_answer(fd: &OwnedFd, until: Instant) {
     }
 }
 
+/// Says once what follows when too many descriptors are withheld.
+pub(super) fn warn_of_children(is_withheld: bool) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !is_withheld && !SAID.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            "this process has too many sockets for RoCE to keep all of them from forked children: a child that runs on may get packets of its parent, which are lost"
+        );
+    }
+}
+
 /// Whether the other end belongs to this user.
-fn is_ours(fd: &OwnedFd) -> bool {
+fn is_ours(fd: impl AsFd) -> bool {
     unix::peer_cred(fd).is_ok_and(|cred| cred.is_same_user())
 }
 
@@ -433,13 +496,16 @@ impl Source for Siblings {
             match unix::accept(&self.door) {
                 Ok(Some(fd)) => {
                     if is_ours(&fd) {
-                        self.add(fd, 0);
+                        self.add(PrivateFd::new(fd), 0);
                     }
                 }
                 Ok(None) => break,
                 Err(error) => {
+                    // No descriptors left, most likely: try again later, not in a busy loop.
                     tracing::warn!(%error, "another process with RoCE cannot reach this one");
-                    break;
+                    self.door_rests.store(true, Ordering::SeqCst);
+                    self.registration.set_timer(Instant::now() + ACCEPT_PAUSE);
+                    return Next::Done;
                 }
             }
         }
@@ -448,8 +514,17 @@ impl Source for Siblings {
     }
 
     fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
-        if let Err(error) = self.dial() {
+        if self.door_rests.swap(false, Ordering::SeqCst) {
+            self.registration.arm(self.door.as_fd(), Interest::READ);
+        }
+        let slots = std::mem::take(&mut lock(&self.retry).slots);
+        if slots.is_empty() {
+            return;
+        }
+        // The engine's thread waits for nobody.
+        if let Err(error) = self.dial(slots.clone(), Duration::ZERO) {
             tracing::debug!(%error, "connecting to other processes with RoCE");
+            self.try_again(slots);
         }
     }
 }
@@ -459,6 +534,7 @@ impl Source for Link {
         let Some(owner) = self.owner.upgrade() else {
             return Next::Done;
         };
+        let _rearm = Rearm(&self);
         // One thread, the engine's, is at it: the lock is free.
         let mut buffer = std::mem::take(&mut *lock(&owner.buffer));
         buffer.resize(LONGEST, 0);
@@ -473,19 +549,27 @@ impl Source for Link {
             }
         }
         *lock(&owner.buffer) = buffer;
-        self.registration.arm(self.fd.as_fd(), Interest::READ);
         Next::Done
     }
 
     fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {}
 }
 
+/// Arms the link, also when a function of the program has panicked.
+struct Rearm<'a>(&'a Link);
+
+impl Drop for Rearm<'_> {
+    fn drop(&mut self) {
+        let link = self.0;
+        link.registration.arm(link.fd.as_fd(), Interest::READ);
+    }
+}
+
 /// A port number of a service that this process has at an address; another process that asks is refused as long as this lives.
 pub(super) struct Claim {
     /// When it began, in nanoseconds of the host's clock.
     pub(super) since: u64,
-    _withheld: Option<Withheld>,
-    _name: OwnedFd,
+    _name: PrivateFd,
 }
 
 /// The time, as all processes of the host see it.
@@ -507,11 +591,8 @@ impl Claim {
         // Who sees the name looks later.
         let since = host_time();
         let name = unix::claim(name.as_bytes())?;
-        Ok(Claim {
-            since,
-            _withheld: withhold(&name).ok(),
-            _name: name,
-        })
+        warn_of_children(name.is_withheld());
+        Ok(Claim { since, _name: name })
     }
 
     /// Whether a process has it.
