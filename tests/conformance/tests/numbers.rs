@@ -1,12 +1,16 @@
 //! Queue pairs joined by number: `weft_verbs::cm::Broker`, docs/spec/persona.md.
 
-use std::collections::HashSet;
-use std::net::IpAddr;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use rustix::process::{Resource, getrlimit};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Resource, geteuid, getrlimit};
 use weft_verbs::cm::{Broker, ConnParam, ConnectError, Number, QpName, gid_of, ip_of};
+use weft_verbs::ext::listening_user;
 use weft_verbs::{
     Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, Rnr, SendWr, Wc, WcStatus,
 };
@@ -193,31 +197,69 @@ fn a_queue_pair_that_is_joined_takes_nobody_else() {
         .expect("room");
     x.expect_message(b"back");
     for to in [ex, ey] {
-        let stranger = Device::open().expect("a device");
-        let pd = stranger.alloc_pd().expect("a domain");
-        let cq = stranger.create_cq(1, None).expect("a queue");
-        let qp = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a queue pair");
-        // docs/spec/persona.md
-        let mut hello = b"WQP1\0\0\0\0\0\0\x01\0".to_vec();
-        hello.extend(to.num.to_be_bytes());
-        hello.extend(gid_of("127.0.0.1".parse().expect("an address")));
-        hello.extend(gid_of("127.0.0.1".parse().expect("an address")));
-        let param = ConnParam {
-            private_data: hello,
-            ..ConnParam::default()
-        };
-        let at = ([127, 0, 0, 1], (to.num >> 8) as u16).into();
-        let (tell, told) = std::sync::mpsc::channel();
-        stranger.dial(at, None, &qp, &param, move |outcome| {
-            tell.send(outcome).expect("somebody waits");
-        });
-        let outcome = told.recv_timeout(Duration::from_secs(5));
-        let outcome = outcome.expect("an answer, in less time than a dial has");
-        let Err(ConnectError::Rejected { private_data }) = outcome else {
-            panic!("{outcome:?}");
-        };
-        assert_eq!(private_data, b"WQP1\x02");
+        assert_refused(to);
     }
+}
+
+type Outcome = Result<Vec<u8>, ConnectError>;
+
+/// Dials as docs/spec/persona.md says, from a queue pair of nobody's; the outcome is told.
+fn stranger_asks_for(to: QpName, tell: mpsc::Sender<Outcome>) -> Qp {
+    let stranger = Device::open().expect("a device");
+    let pd = stranger.alloc_pd().expect("a domain");
+    let cq = stranger.create_cq(1, None).expect("a queue");
+    let qp = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a queue pair");
+    let mut hello = b"WQP1\0\0\0\0\0\0\x01\0".to_vec();
+    hello.extend(to.num.to_be_bytes());
+    hello.extend(gid_of("127.0.0.1".parse().expect("an address")));
+    hello.extend(gid_of("127.0.0.1".parse().expect("an address")));
+    let param = ConnParam {
+        private_data: hello,
+        ..ConnParam::default()
+    };
+    let at = ([127, 0, 0, 1], (to.num >> 8) as u16).into();
+    stranger.dial(at, None, &qp, &param, move |outcome| {
+        let _ = tell.send(outcome);
+    });
+    qp
+}
+
+fn next_outcome(told: &mpsc::Receiver<Outcome>) -> Outcome {
+    let outcome = told.recv_timeout(Duration::from_secs(5));
+    outcome.expect("an answer, in less time than a dial has")
+}
+
+fn assert_refused(to: QpName) {
+    let (tell, told) = mpsc::channel();
+    let _qp = stranger_asks_for(to, tell);
+    let outcome = next_outcome(&told);
+    let Err(ConnectError::Rejected { private_data }) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(private_data, b"WQP1\x02");
+}
+
+/// A queue pair whose peer comes by another way keeps no request: the one that waits is over, later ones are rejected.
+#[test]
+fn a_queue_pair_with_another_wire_keeps_no_request() {
+    let side = Side::new(LocalMode::Off);
+    let (number, qp) = side.qp();
+    let to = name(&number, "127.0.0.1");
+    let (tell, told) = mpsc::channel();
+    let _both = [tell.clone(), tell].map(|tell| stranger_asks_for(to, tell));
+    // The later of the two has replaced the other, and waits.
+    assert!(next_outcome(&told).is_err());
+    assert!(told.try_recv().is_err());
+    side.broker.refuse(number.get());
+    assert!(next_outcome(&told).is_err());
+    assert_refused(to);
+    // In its first state it may have a peer again.
+    side.broker.leave(number.get());
+    let (tell, told) = mpsc::channel();
+    let _both = [tell.clone(), tell].map(|tell| stranger_asks_for(to, tell));
+    assert!(next_outcome(&told).is_err());
+    assert!(told.try_recv().is_err());
+    drop((number, qp));
 }
 
 #[test]
@@ -337,6 +379,45 @@ fn numbers_are_unlike_and_come_back() {
         .map(|n| n.get() >> 8)
         .collect();
     assert!(again.is_subset(&ports), "the listeners are used again");
+}
+
+/// A socket of the kind that finds peers of one host, with the name for this port. It does not listen.
+fn bind_name(port: u16) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let fd = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let name = format!("weft/1/any/{port}");
+    net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    Ok(fd)
+}
+
+/// Both sides of a pair look at these names, so a number has its name from the start, also without shared memory. A port whose name is another process's
+/// gives no numbers.
+#[test]
+fn nobody_else_has_the_name_of_a_number() {
+    for (local, user) in [
+        (LocalMode::Off, None),
+        (LocalMode::Auto, Some(geteuid().as_raw())),
+    ] {
+        let device = Device::builder().local(local).numbers_with_ports(true);
+        let device = device.open().expect("a device");
+        let ports = device.ports_of_numbers().expect("a slot");
+        let mut taken: HashMap<u16, OwnedFd> = ports
+            .expect("it was asked for")
+            .map(|port| (port, bind_name(port).expect("a free name")))
+            .collect();
+        let broker = Broker::new(&device);
+        let refused = broker.reserve().map(|number| number.get());
+        let refused = refused.expect_err("all names are taken");
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        let free = *taken.keys().next().expect("256 of them");
+        taken.remove(&free);
+        let number = broker.reserve().expect("a number");
+        assert_eq!(number.get() >> 8, u32::from(free));
+        let at = SocketAddr::from(([0, 0, 0, 0], free));
+        assert_eq!(listening_user(at).expect("an answer"), user);
+        let stranger = bind_name(free).expect_err("it is taken");
+        assert_eq!(stranger.kind(), io::ErrorKind::AddrInUse);
+    }
 }
 
 #[test]

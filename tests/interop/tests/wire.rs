@@ -290,15 +290,16 @@ fn between_hosts(pid: u32) {
     for (here, far) in [("auto", "auto"), ("auto", "roce"), ("roce", "auto")] {
         meeting(here, far, true);
     }
-    let managed = |here: &str, far: &str, wire: &str| {
-        let server = weft(far).start(&there("rping -s -C 30 -V -S 2000 -a 10.77.0.2 -p 7176"));
-        let to = "rping -c -C 30 -V -S 2000 -a 10.77.0.2 -p 7176";
-        let mut client = weft(here).run(to);
+    let managed_by = |(here, far): (&str, &str), how: &str, wire: &str| {
+        let line = format!("-C 30 -V -S 2000 -a 10.77.0.2 -p 7176{how}");
+        let server = weft(far).start(&there(&format!("rping -s {line}")));
+        let to = format!("rping -c {line}");
+        let mut client = weft(here).run(&to);
         for _ in 0..50 {
             if client.is_good() {
                 break;
             }
-            client = weft(here).run(to);
+            client = weft(here).run(&to);
         }
         fine(&client);
         let server = server.end();
@@ -307,8 +308,12 @@ fn between_hosts(pid: u32) {
                 took(done, wire);
             }
         }
-        say(&format!("rping, {here} here and {far} there: {wire}"));
+        say(&format!("rping{how}, {here} here and {far} there: {wire}"));
     };
+    let managed = |here: &str, far: &str, wire: &str| managed_by((here, far), "", wire);
+    // Queue pairs that the programs move themselves, with the path MTU that `rdma_init_qp_attr` has for a way of 1,500 bytes.
+    managed_by(("auto", "auto"), " -q", "roce");
+    managed_by(("roce", "roce"), " -q", "roce");
     managed("auto", "auto", "roce");
     managed("auto", "roce", "roce");
     managed("roce", "auto", "roce");

@@ -24,6 +24,8 @@ pub struct Listening {
     listener: Arc<Listener>,
     /// The Unix sockets for initiators of this host.
     shm_listeners: Vec<Arc<ShmListener>>,
+    /// Nobody else can take their name.
+    _silent: Option<OwnedFd>,
 }
 
 impl Device {
@@ -112,6 +114,16 @@ impl Bound {
         }
     }
 
+    /// Takes the name by which [`listening_user`](crate::ext::listening_user) finds a listener at this address, before [`Bound::listen`]. With
+    /// [`LocalMode::Off`](crate::LocalMode) it finds nobody there, and no other process can have the name either.
+    ///
+    /// # Errors
+    /// `AddrInUse` if another process has it.
+    pub fn claim_name(&self) -> io::Result<()> {
+        *lock(&self.shm) = Some(ShmSockets::claim(&self.device.0, self.addr)?);
+        Ok(())
+    }
+
     /// Dial from here, as [`Device::dial`] does.
     pub fn dial(
         self,
@@ -165,10 +177,11 @@ impl Bound {
         listener
             .registration
             .start(source, listener.fd(), Interest::READ)?;
-        let shm_listeners = shm.watch(&device, &listener);
+        let (shm_listeners, silent) = shm.watch(&device, &listener);
         Ok(Listening {
             listener,
             shm_listeners,
+            _silent: silent,
         })
     }
 }

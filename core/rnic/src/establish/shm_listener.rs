@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use weft_sys::unix::{self, Name};
-use weft_sys::{Event, Interest};
+use weft_sys::{Event, Interest, process};
 
 use super::listener::Listener;
 use crate::device::{Counted, DeviceInner};
@@ -30,7 +31,11 @@ const LOOK_AGAIN: [Duration; 3] = [
 
 /// The Unix sockets of a TCP port, as they are before somebody listens to peers there: what peers send waits.
 #[derive(Default)]
-pub(super) struct ShmSockets(Vec<io::Result<(OwnedFd, Option<PathBuf>)>>);
+pub(super) struct ShmSockets {
+    listening: Vec<io::Result<(OwnedFd, Option<PathBuf>)>>,
+    /// The name is taken, and nobody listens: the kernel tells no user of it.
+    silent: Option<OwnedFd>,
+}
 
 impl ShmSockets {
     /// Opens those of an address. A peer looks for them as soon as it has connected, so this is before the port listens.
@@ -50,17 +55,40 @@ impl ShmSockets {
             unix::ask_for_senders(&fd, true)?;
             Ok((fd, path))
         };
-        ShmSockets(abstracts.chain(paths).map(open).collect())
+        ShmSockets {
+            listening: abstracts.chain(paths).map(open).collect(),
+            silent: None,
+        }
     }
 
-    /// Watches them for a listener. Without any, its connections stay on TCP.
+    /// As [`ShmSockets::open`], where no other process may have the abstract name. Without shared memory, and where our user namespace does not know our user,
+    /// nobody listens on it.
+    ///
+    /// # Errors
+    /// `AddrInUse` if another process has it.
+    pub(super) fn claim(device: &DeviceInner, addr: SocketAddr) -> io::Result<ShmSockets> {
+        if device.local == LocalMode::Off || process::uid() == unix::OVERFLOW_UID {
+            return Ok(ShmSockets {
+                listening: Vec::new(),
+                silent: Some(take_name(&Names::at(addr, None))?),
+            });
+        }
+        let mut sockets = ShmSockets::open(device, addr);
+        // The abstract name is the first.
+        if let Some(Err(_)) = sockets.listening.first() {
+            sockets.listening.swap_remove(0)?;
+        }
+        Ok(sockets)
+    }
+
+    /// Watches them for a listener. Without any, its connections stay on TCP. The second value keeps the name.
     pub(super) fn watch(
         mut self,
         device: &Arc<DeviceInner>,
         listener: &Arc<Listener>,
-    ) -> Vec<Arc<ShmListener>> {
+    ) -> (Vec<Arc<ShmListener>>, Option<OwnedFd>) {
         let mut shm_listeners = Vec::new();
-        for socket in mem::take(&mut self.0) {
+        for socket in mem::take(&mut self.listening) {
             let watched = socket.and_then(|(fd, path)| {
                 let shm_listener = Arc::new(ShmListener {
                     fd,
@@ -81,13 +109,23 @@ impl ShmSockets {
                 }
             }
         }
-        shm_listeners
+        (shm_listeners, self.silent.take())
     }
+}
+
+/// Binds a socket of the listener's kind: who connects to it is refused.
+fn take_name(names: &Names) -> io::Result<OwnedFd> {
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let fd = net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
+    for name in &names.abstracts {
+        net::bind(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
+    }
+    Ok(fd)
 }
 
 impl Drop for ShmSockets {
     fn drop(&mut self) {
-        for (_, path) in self.0.iter().flatten() {
+        for (_, path) in self.listening.iter().flatten() {
             path.as_deref().map(std::fs::remove_file);
         }
     }

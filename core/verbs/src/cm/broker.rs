@@ -288,7 +288,7 @@ impl Broker {
         }
     }
 
-    /// A listener at one of these ports. Other processes may have some of them.
+    /// A listener at one of these ports. Other processes may have some of them, or of the names that belong to them.
     fn open_among(&self, ports: RangeInclusive<u16>) -> io::Result<NumberBlock> {
         let mut ports: Vec<u16> = ports.collect();
         // Not those of the last process first: its peers may dial still.
@@ -321,6 +321,10 @@ impl Broker {
                 .0
                 .device
                 .bind_with(SocketAddr::new(ip, port), options)?;
+            if port != 0 {
+                // Both sides of a pair look at it (docs/spec/persona.md, "Which wire"): it is ours, or the number is no good.
+                bound.claim_name()?;
+            }
             bound.listen(BACKLOG, &ConnParam::default(), on_request.clone())
         };
         // Without IPv6 in the kernel, IPv4 alone.
@@ -428,13 +432,26 @@ impl Broker {
 
     /// Stops joining the queue pair with this number: it returns to its first state, or is destroyed.
     pub fn leave(&self, num: u32) {
+        self.end(num, false);
+    }
+
+    /// The peer of this queue pair comes by another way: requests for it are rejected until [`Broker::leave`].
+    pub fn refuse(&self, num: u32) {
+        self.end(num, true);
+    }
+
+    fn end(&self, num: u32, settled: bool) {
         let mut state = lock(&self.0.state);
         let gone = (
             state.joining.remove(&num),
             state.early.remove(&num),
             state.twins.remove(&num),
         );
-        state.settled.remove(&num);
+        if settled {
+            state.settled.insert(num);
+        } else {
+            state.settled.remove(&num);
+        }
         // Dropping requests rejects them, on sockets, and a twin closes its connection: not under the lock.
         drop(state);
         drop(gone);

@@ -58,19 +58,33 @@ pub(crate) fn is_link_local(ip: IpAddr) -> bool {
 /// # Errors
 /// As `socket(2)`, while the addresses could not be read even once.
 pub(crate) fn gids() -> Result<Vec<Gid>, Errno> {
+    let shown = |(gid, there): &(Gid, bool)| if *there { *gid } else { Gid::EMPTY };
+    with_table(|table| table.known.iter().map(shown).collect())
+}
+
+/// Calls `is` with every address of this host, once for each interface that has it, also those of interfaces that are down.
+///
+/// # Errors
+/// As [`gids`].
+pub(crate) fn among_addresses<T>(is: impl FnOnce(&[Gid]) -> T) -> Result<T, Errno> {
+    with_table(|table| is(&table.all))
+}
+
+fn with_table<T>(read: impl FnOnce(&Table) -> T) -> Result<T, Errno> {
     static TABLE: PerFork<Mutex<Table>> = PerFork::new();
     let mut table = lock(TABLE.get());
     // Checked before the addresses are read: a change during the reading is noticed the next time.
     let changed = table.has_changed();
     table.refresh(changed, addresses)?;
-    let shown = |(gid, there): &(Gid, bool)| if *there { *gid } else { Gid::EMPTY };
-    Ok(table.known.iter().map(shown).collect())
+    Ok(read(&table))
 }
 
 #[derive(Default)]
 struct Table {
     /// Every address so far, and whether it is present.
     known: Vec<(Gid, bool)>,
+    /// The addresses of all interfaces.
+    all: Vec<Gid>,
     /// The system's reports of changes.
     news: Option<News>,
     /// `news` reports every change since the addresses were read.
@@ -92,7 +106,7 @@ impl Table {
     fn refresh(
         &mut self,
         changed: bool,
-        read: impl FnOnce() -> Result<Vec<Gid>, Errno>,
+        read: impl FnOnce() -> Result<Addresses, Errno>,
     ) -> Result<(), Errno> {
         if !changed {
             return Ok(());
@@ -100,7 +114,8 @@ impl Table {
         self.current = false;
         match read() {
             Ok(now) => {
-                update(&mut self.known, &now);
+                update(&mut self.known, &now.gids);
+                self.all = now.all;
                 self.current = self.news.is_some();
                 Ok(())
             }
@@ -162,24 +177,32 @@ fn update(table: &mut Vec<(Gid, bool)>, now: &[Gid]) {
     }
 }
 
-/// The addresses of the interfaces that are up, each once.
-///
+/// The addresses of this host.
+struct Addresses {
+    /// Those of the interfaces that are up, each once, in the order of the table.
+    gids: Vec<Gid>,
+    /// Those of all interfaces.
+    all: Vec<Gid>,
+}
+
 /// # Errors
 /// Those of `getifaddrs(3)`.
-fn addresses() -> Result<Vec<Gid>, Errno> {
-    let all = interfaces::addresses();
-    let all = all.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
-    let mut gids: Vec<Gid> = Vec::new();
-    for address in all.iter().filter(|address| address.is_up()) {
-        if gids.iter().all(|gid| gid.ip != address.ip) {
-            gids.push(Gid {
-                ip: address.ip,
-                ifindex: address.index(),
-            });
+fn addresses() -> Result<Addresses, Errno> {
+    let found = interfaces::addresses();
+    let found = found.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    let (mut gids, mut all): (Vec<Gid>, Vec<Gid>) = Default::default();
+    for address in found {
+        let gid = Gid {
+            ip: address.ip,
+            ifindex: address.index(),
+        };
+        all.push(gid);
+        if address.is_up() && gids.iter().all(|known| known.ip != gid.ip) {
+            gids.push(gid);
         }
     }
     gids.sort_by_key(|gid| gid.rank());
-    Ok(gids)
+    Ok(Addresses { gids, all })
 }
 
 #[cfg(test)]
@@ -223,6 +246,10 @@ mod tests {
             ip: [192, 0, 2, last].into(),
             ifindex: 2,
         };
+        let now = |gid| Addresses {
+            gids: vec![gid],
+            all: vec![gid],
+        };
         let mut table = Table::default();
         assert_eq!(
             table.refresh(true, || Err(Errno::MFILE)),
@@ -231,7 +258,7 @@ mod tests {
         );
         assert!(table.has_changed(), "they were never read");
         assert!(table.news.is_some());
-        table.refresh(true, || Ok(vec![gid(1)])).unwrap();
+        table.refresh(true, || Ok(now(gid(1)))).unwrap();
         assert!(table.current);
         table
             .refresh(false, || unreachable!("nothing has changed"))
@@ -239,7 +266,7 @@ mod tests {
         table.refresh(true, || Err(Errno::MFILE)).unwrap();
         assert_eq!(table.known, [(gid(1), true)], "those of before");
         assert!(table.has_changed(), "they could not be read");
-        table.refresh(true, || Ok(vec![gid(2)])).unwrap();
+        table.refresh(true, || Ok(now(gid(2)))).unwrap();
         assert_eq!(table.known, [(gid(1), false), (gid(2), true)]);
     }
 }

@@ -15,7 +15,7 @@ use super::qp::{self, QpObj, end};
 use super::shared;
 use super::transitions::{allowed, remember, sound};
 use super::types::*;
-use super::wire;
+use super::wire::{self, Wire};
 use crate::call::status;
 
 /// `ibv_modify_qp`
@@ -223,7 +223,10 @@ fn modify_iwarp(
 }
 
 /// To the error state: everything posted is flushed.
-fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
+fn fail(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
+    if wire::is_missing(qp) {
+        wire::put(qp, Wire::Persona)?;
+    }
     let before = qp.state();
     if qp.native.is_none() {
         {

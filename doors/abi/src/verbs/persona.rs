@@ -115,6 +115,13 @@ pub(crate) fn reset(num: u32) {
     }
 }
 
+/// Another wire took this queue pair: requests for it are rejected until [`reset`].
+pub(crate) fn refuse(num: u32) {
+    if let Ok(broker) = broker() {
+        broker.refuse(num);
+    }
+}
+
 fn octets(gid: &ibv_gid) -> [u8; 16] {
     // SAFETY: each form of the union is sixteen bytes, and any bytes are a GID.
     unsafe { gid.raw }

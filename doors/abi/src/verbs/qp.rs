@@ -21,7 +21,7 @@ use super::batch::Building;
 use super::context::Ctx;
 use super::cq::{self, Cq};
 use super::events::Subject;
-use super::faults::QpFaults;
+use super::faults::{End, QpFaults};
 use super::object::{Name, Turn, find, kind, lock};
 use super::persona;
 use super::places::Both;
@@ -77,7 +77,8 @@ pub(crate) struct QpObj {
     /// It takes the wire that its peer needs (`WEFT_IB_WIRE=auto`).
     pub(super) changes: bool,
     /// Receives, while neither native queue pair is there: the next one gets them.
-    pub(super) kept: Mutex<Option<Vec<RecvWr>>>,
+    /// And carries out what `WEFT_FAULTS` has for them.
+    pub(super) kept: Mutex<Option<Vec<(RecvWr, Option<End>)>>>,
     /// Set for a further handle of another queue pair: see `shared`.
     pub(super) further: bool,
 }
@@ -319,8 +320,9 @@ impl QpObj {
                 roce.post_recv(wr)
             }
             _ => {
+                let end = self.faults.as_ref().map(|faults| faults.before_recv());
                 let mut kept = lock(&self.kept);
-                kept.as_mut().ok_or(errno)?.push(wr.clone());
+                kept.as_mut().ok_or(errno)?.push((wr.clone(), end));
                 Ok(())
             }
         }

@@ -5,12 +5,12 @@
 //!
 //! One call of the C library, with a function of this module.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_sys::interfaces;
+use weft_sys::{interfaces, udp};
 use weft_verbs::{
     Access, Device, QpInit, QpState, RecvWr, RoceChange, RoceInit, RocePath, RocePort, RoceQp,
     RoceSend, SendWr, roce_mtu,
@@ -25,7 +25,7 @@ use super::types::*;
 use super::{os_errno, persona, refused};
 
 /// The path MTU that all interfaces of this host take which reach others; of a host that has none, that of the loopback interface.
-pub(crate) fn active_mtu() -> u32 {
+pub(crate) fn active_mtu() -> ibv_mtu {
     let addresses = interfaces::addresses().unwrap_or_default();
     let least = |of_loopback: bool| {
         let those = addresses.iter().filter(|address| {
@@ -36,9 +36,27 @@ pub(crate) fn active_mtu() -> u32 {
             .filter_map(|address| roce_mtu(address.mtu()?, address.ip.is_ipv6()))
             .min()
     };
-    let mtu = least(false).or_else(|| least(true)).unwrap_or(256);
-    // 256 is 1, and each further one is twice as long.
+    code(least(false).or_else(|| least(true)).unwrap_or(256))
+}
+
+/// The `ibv_mtu` of a path MTU: 256 is 1, and each further one is twice as long.
+fn code(mtu: u32) -> ibv_mtu {
     mtu.ilog2() - 7
+}
+
+/// The longest path MTU that the way of a route takes: the same for both ends of it.
+///
+/// # Errors
+/// `EINVAL` for a GID index that does not exist, and for an impossible GID of the peer.
+pub(crate) fn longest_mtu(route: &ibv_global_route) -> Result<ibv_mtu, Errno> {
+    let (own, peer, scope) = persona::way(route)?;
+    let to = match peer {
+        IpAddr::V4(ip) => SocketAddr::from((ip, PORT)),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, PORT, 0, scope).into(),
+    };
+    // Without a route there may be one later: Ethernet's.
+    let way = udp::path_mtu(own.ip, to).unwrap_or(1500);
+    Ok(code(roce_mtu(way, peer.is_ipv6()).unwrap_or(256)))
 }
 
 /// The ports of this process.

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use weft_verbs::cm::FIRST_NUMBER;
 use weft_verbs::ext::{QpExt, listening_user};
-use weft_verbs::{Qp, RecvWr, settings};
+use weft_verbs::{Qp, QpState, RecvWr, settings};
 
 use super::access::rights;
-use super::gid::{Gid, gids, is_link_local};
+use super::faults::End;
+use super::gid::{Gid, among_addresses, is_link_local};
 use super::object::{Name, PerFork, Turn, lock, turn};
 use super::qp::{QpObj, end};
 use super::roce::Roce;
@@ -64,10 +65,10 @@ struct Side {
 
 /// The wire between two queue pairs that are joined by number. It depends on the unordered pair and on what the kernel says of both, so each side comes to the
 /// same result, whenever it asks.
-fn between(is_here: bool, sides: [Side; 2]) -> Choice {
+fn between(apart: Option<&'static str>, sides: [Side; 2]) -> Choice {
     let [one, other] = sides;
-    if !is_here {
-        return (Wire::Roce, "the peer is on another host");
+    if let Some(why) = apart {
+        return (Wire::Roce, why);
     }
     if sides.iter().any(|side| side.num < FIRST_NUMBER) {
         return (
@@ -90,7 +91,22 @@ fn between(is_here: bool, sides: [Side; 2]) -> Choice {
 /// True if this is an address of this host; `scope` is the interface of a link-local one.
 pub(crate) fn is_here(ip: IpAddr, scope: u32) -> Result<bool, Errno> {
     let own = |gid: &Gid| gid.ip == ip && (!is_link_local(ip) || gid.ifindex == scope);
-    Ok(ip.is_loopback() || gids()?.iter().any(|gid| !gid.is_empty() && own(gid)))
+    Ok(ip.is_loopback() || among_addresses(|all| all.iter().any(own))?)
+}
+
+/// Why the queue pairs behind these two GIDs are not on one host, or do not count as that. On one host both sides say the same: a link-local GID of the peer is
+/// looked for without our own interface, which may be another one than the peer's.
+fn apart(own: IpAddr, peer: IpAddr, all: &[Gid]) -> Option<&'static str> {
+    let at = |ip| all.iter().filter(move |gid| gid.ip == ip);
+    let together = match [own, peer].map(is_link_local) {
+        [false, false] => peer.is_loopback() || at(peer).next().is_some(),
+        [true, true] => {
+            let interfaces = |ip| at(ip).map(|gid| gid.ifindex);
+            interfaces(own).count() == 1 && interfaces(own).eq(interfaces(peer))
+        }
+        _ => return Some("one GID is link-local and the other one is not"),
+    };
+    (!together).then_some("the peer is on another host")
 }
 
 /// The side with this number.
@@ -139,14 +155,14 @@ fn own_side(num: u32) -> Result<Side, Errno> {
 /// # Errors
 /// `EINVAL` for an impossible peer; `EAGAIN`; as creating a queue pair.
 pub(super) fn take_for(qp: &mut Turn<QpObj>, attr: &ibv_qp_attr) -> Result<(), Errno> {
-    let (_, ip, scope) = persona::way(&attr.ah_attr.grh)?;
-    let is_here = is_here(ip, scope)?;
+    let (own, ip, _) = persona::way(&attr.ah_attr.grh)?;
+    let apart = among_addresses(|all| apart(own.ip, ip, all))?;
     let num = |num| Side { num, user: None };
     let mut sides = [num(qp.num), num(attr.dest_qp_num)];
-    if is_here && sides.iter().all(|side| side.num >= FIRST_NUMBER) {
+    if apart.is_none() && sides.iter().all(|side| side.num >= FIRST_NUMBER) {
         sides = [own_side(qp.num)?, side(attr.dest_qp_num)?];
     }
-    let choice = between(is_here, sides);
+    let choice = between(apart, sides);
     say(qp.num, ip, choice);
     turn_to(qp, choice.0)
 }
@@ -183,7 +199,7 @@ pub(super) fn persona_qp(qp: &QpObj) -> Result<Arc<Qp>, Errno> {
 /// Replaces the native queue pair by one of this wire, if it has another one. Its receives move.
 ///
 /// # Errors
-/// `EINVAL` outside of INIT; as creating a queue pair: the call may be repeated, and receives are kept until then.
+/// `EINVAL` outside of INIT, and if it has failed; as creating a queue pair: the call may be repeated, and the receives are still there.
 fn turn_to(qp: &mut Turn<QpObj>, to: Wire) -> Result<(), Errno> {
     let has = match (&qp.native, &qp.roce) {
         (Some(_), _) => Some(Wire::Persona),
@@ -193,7 +209,9 @@ fn turn_to(qp: &mut Turn<QpObj>, to: Wire) -> Result<(), Errno> {
     if !qp.changes || has == Some(to) {
         return Ok(());
     }
-    if qp.state() != IBV_QPS_INIT {
+    let ended = qp.native.as_ref().map(|native| native.state()) == Some(QpState::Error)
+        || qp.roce.as_ref().is_some_and(|roce| roce.has_failed());
+    if qp.state() != IBV_QPS_INIT || ended {
         return Err(Errno::INVAL);
     }
     let (native, roce) = qp.alone(|qp| {
@@ -214,8 +232,27 @@ fn turn_to(qp: &mut Turn<QpObj>, to: Wire) -> Result<(), Errno> {
         roce.end();
     }
     if let Some(kept) = &mut *lock(&qp.kept) {
-        kept.splice(..0, receives);
+        kept.splice(..0, receives.into_iter().map(|wr| (wr, None)));
     }
+    let made = put(qp, to);
+    if made.is_err()
+        && let Err(errno) = put(qp, Wire::Persona)
+    {
+        tracing::warn!(qp_num = qp.num, %errno, "posted receives wait for the next step of this queue pair");
+    }
+    made
+}
+
+/// True if [`turn_to`] could make no native queue pair.
+pub(super) fn is_missing(qp: &QpObj) -> bool {
+    qp.changes && qp.native.is_none() && qp.roce.is_none()
+}
+
+/// Makes the native queue pair of this wire, where there is none, and posts what was kept.
+///
+/// # Errors
+/// As creating a queue pair.
+pub(super) fn put(qp: &mut Turn<QpObj>, to: Wire) -> Result<(), Errno> {
     let access = rights(qp.attr().qp_access_flags);
     if to == Wire::Roce {
         let faults = qp.faults.clone();
@@ -223,35 +260,139 @@ fn turn_to(qp: &mut Turn<QpObj>, to: Wire) -> Result<(), Errno> {
         let made = Roce::new(&qp.pd, &qp.init, unreliable, |_| faults);
         let made = Box::new(made.map_err(super::errno)?);
         made.set_access(access)?;
-        qp.alone(|qp| {
-            post_kept(qp, |wr| made.post_recv(wr));
+        let native = made.native()?;
+        persona::refuse(qp.num);
+        let ends = qp.alone(|qp| {
+            let ends = post_kept(qp, |wr| made.post_recv(wr));
             qp.roce = Some(made);
+            ends
         });
+        ends.iter().for_each(|end| end.carry_out_on(&native));
     } else {
         let made = persona_qp(qp)?;
         made.set_access(access);
-        qp.alone(|qp| {
+        let native = Arc::clone(&made);
+        let ends = qp.alone(|qp| {
             let post = |wr: &RecvWr| made.post_recv(std::slice::from_ref(wr));
-            post_kept(qp, |wr| post(wr).map_err(super::refused));
+            let ends = post_kept(qp, |wr| post(wr).map_err(super::refused));
             qp.native = Some(made);
+            ends
         });
+        ends.iter().for_each(|end| end.carry_out(&native));
     }
     Ok(())
 }
 
-/// Posts the receives that were kept. There is room: they have been counted.
-fn post_kept(qp: &QpObj, post: impl Fn(&RecvWr) -> Result<(), Errno>) {
-    for wr in lock(&qp.kept).take().unwrap_or_default() {
+/// Posts the receives that were kept. There is room: they have been counted. Returns the ends that `WEFT_FAULTS` has for them, to be carried out when other
+/// threads no longer wait.
+fn post_kept(qp: &QpObj, post: impl Fn(&RecvWr) -> Result<(), Errno>) -> Vec<End> {
+    let mut ends = Vec::new();
+    for (wr, end) in lock(&qp.kept).take().unwrap_or_default() {
+        ends.extend(end);
         if let Err(errno) = post(&wr) {
             tracing::warn!(qp_num = qp.num, %errno, "a posted receive was lost");
             qp.places.recv.give_back(1);
         }
     }
+    ends
 }
 
 #[cfg(test)]
+#[allow(clippy::undocumented_unsafe_blocks)] // every call is as its manual page says
 mod tests {
+    use std::ffi::CStr;
+    use std::ptr::null_mut;
+
+    use super::super::{
+        ibv_alloc_pd, ibv_create_cq, ibv_create_qp, ibv_destroy_qp, ibv_free_device_list,
+        ibv_get_device_list, ibv_get_device_name, ibv_modify_qp, ibv_open_device,
+    };
     use super::*;
+
+    /// A queue pair of `weft_ib0` in INIT that can take two wires, and its completion queue.
+    fn undecided() -> (*mut ibv_qp, *mut ibv_cq) {
+        let (qp, cq) = unsafe {
+            let list = ibv_get_device_list(null_mut());
+            let mut at = list;
+            while CStr::from_ptr(ibv_get_device_name(*at)) != c"weft_ib0" {
+                at = at.add(1);
+            }
+            let ctx = ibv_open_device(*at);
+            ibv_free_device_list(list);
+            let pd = ibv_alloc_pd(ctx);
+            let cq = ibv_create_cq(ctx, 8, null_mut(), null_mut(), 0);
+            let mut init = ibv_qp_init_attr::zeroed();
+            (init.send_cq, init.recv_cq, init.qp_type) = (cq, cq, IBV_QPT_RC);
+            (init.cap.max_recv_wr, init.cap.max_recv_sge) = (4, 1);
+            (ibv_create_qp(pd, &raw mut init), cq)
+        };
+        turn::<QpObj>(qp).unwrap().alone(|qp| qp.changes = true);
+        let mut attr = ibv_qp_attr::zeroed();
+        (attr.qp_state, attr.port_num) = (IBV_QPS_INIT, 1);
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        assert_eq!(unsafe { ibv_modify_qp(qp, &raw mut attr, mask as i32) }, 0);
+        (qp, cq)
+    }
+
+    fn to_error(qp: *mut ibv_qp) -> i32 {
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = IBV_QPS_ERR;
+        unsafe { ibv_modify_qp(qp, &raw mut attr, IBV_QP_STATE as i32) }
+    }
+
+    #[test]
+    fn a_queue_pair_that_cannot_take_a_wire_keeps_its_receives() {
+        let (handle, cq) = undecided();
+        let mut qp = turn::<QpObj>(handle).unwrap();
+        qp.post_receive(&RecvWr::new(1)).unwrap();
+        // No number of RoCE: the persona's comes back.
+        let num = qp.alone(|qp| qp.init.num.replace(1));
+        assert!(turn_to(&mut qp, Wire::Roce).is_err());
+        assert!(!is_missing(&qp));
+        qp.post_receive(&RecvWr::new(2)).unwrap();
+        let posted = qp.native().unwrap().take_receives();
+        assert_eq!(posted.iter().map(|wr| wr.id).collect::<Vec<_>>(), [1, 2]);
+        for wr in posted {
+            qp.native().unwrap().post_recv(&[wr]).unwrap();
+        }
+        // Neither can be made.
+        let most = qp.alone(|qp| {
+            qp.init.num = num;
+            std::mem::replace(&mut qp.init.max_sge, u32::MAX)
+        });
+        assert!(turn_to(&mut qp, Wire::Roce).is_err());
+        assert!(is_missing(&qp));
+        qp.post_receive(&RecvWr::new(3)).unwrap();
+        drop(qp);
+        assert_ne!(to_error(handle), 0);
+        let mut qp = turn::<QpObj>(handle).unwrap();
+        assert_eq!(
+            qp.state(),
+            IBV_QPS_INIT,
+            "a call that failed changes nothing"
+        );
+        qp.alone(|qp| qp.init.max_sge = most);
+        drop(qp);
+        assert_eq!(to_error(handle), 0);
+        let mut wcs = [ibv_wc::zeroed(); 4];
+        let got = unsafe { (*(*cq).context).ops.poll_cq.unwrap()(cq, 4, wcs.as_mut_ptr()) };
+        assert_eq!(got, 3);
+        assert_eq!(wcs.map(|wc| wc.wr_id)[..3], [1, 2, 3]);
+        assert!(wcs[..3].iter().all(|wc| wc.status == IBV_WC_WR_FLUSH_ERR));
+        assert_eq!(unsafe { ibv_destroy_qp(handle) }, 0);
+    }
+
+    /// A queue pair whose end `WEFT_FAULTS` has brought is not replaced by one that lives.
+    #[test]
+    fn a_queue_pair_that_has_failed_takes_no_wire() {
+        let (handle, _) = undecided();
+        let mut qp = turn::<QpObj>(handle).unwrap();
+        qp.native().unwrap().to_error();
+        assert_eq!(turn_to(&mut qp, Wire::Roce), Err(Errno::INVAL));
+        drop(qp);
+        assert_eq!(to_error(handle), 0);
+        assert_eq!(unsafe { ibv_destroy_qp(handle) }, 0);
+    }
 
     /// What a process asks for, and its user. Whoever has the persona has its listener from the creation of the queue pair on.
     #[derive(Clone, Copy, Debug)]
@@ -284,8 +425,9 @@ mod tests {
 
         /// The wire that it takes for this peer.
         fn takes(self, is_here: bool, peer: Process) -> Wire {
+            let apart = (!is_here).then_some("the peer is on another host");
             match self.wire {
-                Wire::Auto => between(is_here, [self.side(), peer.side()]).0,
+                Wire::Auto => between(apart, [self.side(), peer.side()]).0,
                 wire => wire,
             }
         }
@@ -330,6 +472,39 @@ mod tests {
             }
         }
         assert_eq!(met, 4);
+    }
+
+    /// Whatever addresses the interfaces of a host have, its two queue pairs come to the same result.
+    #[test]
+    fn both_sides_are_apart_or_neither() {
+        let ips = ["fe80::1", "fe80::2", "fd00::1", "192.0.2.1", "127.0.0.1"];
+        let ips = ips.map(|ip| ip.parse::<IpAddr>().unwrap());
+        let places: Vec<_> = (0..10)
+            .map(|n| Gid {
+                ip: ips[n / 2],
+                ifindex: 1 + n as u32 % 2,
+            })
+            .collect();
+        let mut together = 0;
+        for has in 0..1_u32 << places.len() {
+            let those = places.iter().enumerate().filter(|(n, _)| has >> n & 1 == 1);
+            let all: Vec<Gid> = those.map(|(_, gid)| *gid).collect();
+            for own in &all {
+                for peer in &all {
+                    let (one, other) = (apart(own.ip, peer.ip, &all), apart(peer.ip, own.ip, &all));
+                    assert_eq!(one, other, "{own:?} {peer:?} {all:?}");
+                    together += u32::from(one.is_none());
+                    if one.is_none() && is_link_local(own.ip) {
+                        assert_eq!(own.ifindex, peer.ifindex);
+                    }
+                }
+            }
+            assert_eq!(
+                apart(ips[2], [192, 0, 2, 9].into(), &all),
+                Some("the peer is on another host")
+            );
+        }
+        assert!(together > 0);
     }
 
     #[test]

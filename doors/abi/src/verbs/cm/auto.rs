@@ -6,12 +6,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::ext::listening_user;
+use weft_verbs::ext::{DeviceExt, listening_user};
 
-use super::connect::Wish;
+use super::connect::{Begin, Wish};
 use super::device::Nic;
 use super::id::{Core, Stage, get};
 use super::link;
@@ -77,7 +77,7 @@ impl Core {
         undecided.map_or(Ok(()), |qp| wire::take(qp, peer.ip(), choice))
     }
 
-    /// Connects, once it is known by which wire. The call does not wait for a listener that is about to listen: a thread does.
+    /// Connects, once it is known by which wire. The call does not wait for a listener that is about to listen.
     pub(super) fn choose_and_connect(
         self: &Arc<Self>,
         nic: &Nic,
@@ -86,76 +86,113 @@ impl Core {
     ) -> Result<(), Errno> {
         let dst = self.setup().dst;
         let (Some(dst), Some(qp)) = (dst, self.undecided()) else {
-            return self.connect_with(nic, wish, named);
+            return self.connect_with(nic, wish, named, &Begin::now());
         };
-        if let Some(choice) = wire_to(dst)? {
-            wire::take(qp, dst.ip(), choice)?;
-            return self.connect_with(nic, wish, named);
-        }
         {
             let mut setup = self.setup();
             if !matches!(setup.stage, Stage::Routed) {
                 return Err(Errno::INVAL);
             }
-            setup.stage = Stage::Joining;
+            setup.stage = Stage::Choosing;
         }
-        let (core, nic) = (Arc::clone(self), nic.clone());
-        let wait = move || core.wait_and_connect(&nic, qp, dst, (wish, named));
-        let thread = thread::Builder::new().name("weft-cm-wait".into());
-        let begun = thread.spawn(wait).map(drop);
-        begun.map_err(|error| {
-            self.setup().stage = Stage::Routed;
-            os_errno(&error)
+        let choosing = Choosing {
+            core: Arc::clone(self),
+            nic: nic.clone(),
+            qp,
+            dst,
+            wish,
+            named,
+            until: Instant::now() + PATIENCE,
+            pause: FIRST_PAUSE,
+        };
+        let done = match wire_to(dst) {
+            Ok(Some(choice)) => choosing.connect(choice),
+            Ok(None) => {
+                choosing.wait();
+                Ok(())
+            }
+            Err(errno) => Err(errno),
+        };
+        done.inspect_err(|_| {
+            let mut setup = self.setup();
+            if matches!(setup.stage, Stage::Choosing) {
+                setup.stage = Stage::Routed;
+            }
         })
     }
 
-    fn wait_and_connect(
-        self: &Arc<Self>,
-        nic: &Nic,
-        qp: Name<QpObj>,
-        dst: SocketAddr,
-        (wish, named): (Wish, bool),
-    ) {
-        let until = Instant::now() + PATIENCE;
-        let mut pause = FIRST_PAUSE;
-        let choice = loop {
-            thread::sleep(pause);
-            pause = (pause * 2).min(LONGEST_PAUSE);
-            if !self.is_joining() {
-                return;
+    fn is_choosing(&self) -> bool {
+        matches!(self.setup().stage, Stage::Choosing)
+    }
+
+    /// No connection comes of it, and the program learns it by an event.
+    fn cannot_connect(self: &Arc<Self>, errno: Errno) {
+        let over = {
+            let mut setup = self.setup();
+            let over = matches!(setup.stage, Stage::Choosing | Stage::Routed);
+            if over {
+                setup.stage = Stage::Over(None);
             }
-            match wire_to(dst) {
-                Ok(Some(choice)) => break Ok(choice),
-                Ok(None) if Instant::now() < until => {}
-                // TCP says the same again, and that is the outcome.
-                Ok(None) => break Ok((Wire::Persona, "nobody listens")),
-                Err(errno) => break Err(errno),
+            over
+        };
+        if over {
+            let status = -errno.raw_os_error();
+            self.tell(News::status(RDMA_CM_EVENT_CONNECT_ERROR, status));
+        }
+    }
+}
+
+/// A request of an identifier in [`Stage::Choosing`].
+struct Choosing {
+    core: Arc<Core>,
+    nic: Nic,
+    qp: Name<QpObj>,
+    dst: SocketAddr,
+    wish: Wish,
+    named: bool,
+    until: Instant,
+    pause: Duration,
+}
+
+impl Choosing {
+    /// Looks again after a pause.
+    fn wait(mut self) {
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        let native = self.nic.native.clone();
+        native.after(pause, move || self.look());
+    }
+
+    /// On the engine's thread.
+    fn look(self) {
+        if !self.core.is_choosing() {
+            return;
+        }
+        let choice = match wire_to(self.dst) {
+            Ok(Some(choice)) => choice,
+            Ok(None) if Instant::now() < self.until => return self.wait(),
+            // TCP says the same again, and that is the outcome.
+            Ok(None) => (Wire::Persona, "nobody listens"),
+            Err(errno) => return self.core.cannot_connect(errno),
+        };
+        // Not here: a thread that has the queue pair may wait for the engine.
+        let core = Arc::clone(&self.core);
+        let go_on = move || {
+            let core = Arc::clone(&self.core);
+            if let Err(errno) = self.connect(choice) {
+                core.cannot_connect(errno);
             }
         };
-        let done = choice.and_then(|choice| {
-            wire::take(qp, dst.ip(), choice)?;
-            {
-                let mut setup = self.setup();
-                if !matches!(setup.stage, Stage::Joining) {
-                    return Ok(());
-                }
-                setup.stage = Stage::Routed;
-            }
-            self.connect_with(nic, wish, named)
-        });
-        if let Err(errno) = done {
-            let over = {
-                let mut setup = self.setup();
-                let over = matches!(setup.stage, Stage::Joining | Stage::Routed);
-                if over {
-                    setup.stage = Stage::Over(None);
-                }
-                over
-            };
-            if over {
-                let status = -errno.raw_os_error();
-                self.tell(News::status(RDMA_CM_EVENT_CONNECT_ERROR, status));
-            }
+        let thread = thread::Builder::new().name("weft-cm-wire".into());
+        if let Err(error) = thread.spawn(go_on) {
+            core.cannot_connect(os_errno(&error));
         }
+    }
+
+    fn connect(self, choice: Choice) -> Result<(), Errno> {
+        wire::take(self.qp, self.dst.ip(), choice)?;
+        let begin = Begin::chosen(self.until);
+        self.core
+            .connect_with(&self.nic, self.wish, self.named, &begin)
     }
 }

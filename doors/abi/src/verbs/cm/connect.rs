@@ -138,6 +138,38 @@ fn failure(error: ConnectError, persona: bool) -> News {
     }
 }
 
+/// How a connection begins.
+pub(super) struct Begin {
+    /// In [`Stage::Choosing`], else in [`Stage::Routed`].
+    chosen: bool,
+    /// Until when the request is repeated.
+    pub(super) until: Instant,
+}
+
+impl Begin {
+    pub(super) fn now() -> Begin {
+        Begin {
+            chosen: false,
+            until: Instant::now() + PATIENCE,
+        }
+    }
+
+    /// The wire of this one has been chosen, and the stage is still that.
+    pub(super) fn chosen(until: Instant) -> Begin {
+        Begin {
+            chosen: true,
+            until,
+        }
+    }
+
+    pub(super) fn is_at(&self, stage: &Stage) -> bool {
+        matches!(
+            (stage, self.chosen),
+            (Stage::Routed, false) | (Stage::Choosing, true)
+        )
+    }
+}
+
 /// A request under way. On a network of RNICs a request arrives milliseconds after the peer's last answer, so programs such as perftest close a listener and
 /// open the next one meanwhile. Here it arrives sooner: it is repeated where no program can have seen it, because nobody listened, or the listener closed
 /// with the connection in its queue.
@@ -244,14 +276,20 @@ impl Core {
         }
     }
 
-    fn connect(self: &Arc<Self>, nic: &Nic, link: Link, mut param: ConnParam) -> Result<(), Errno> {
+    fn connect(
+        self: &Arc<Self>,
+        nic: &Nic,
+        link: Link,
+        mut param: ConnParam,
+        begin: &Begin,
+    ) -> Result<(), Errno> {
         if let Link::Roce(link) = &link {
-            return self.connect_roce(nic, link, &param);
+            return self.connect_roce(nic, link, &param, begin);
         }
         let native = link.native()?;
         let (port, src, dst) = {
             let mut setup = self.setup();
-            if !matches!(setup.stage, Stage::Routed) {
+            if !begin.is_at(&setup.stage) {
                 return Err(Errno::INVAL);
             }
             let (Some(Port::Stream(port)), Some(src), Some(dst)) =
@@ -274,7 +312,7 @@ impl Core {
             param,
             src: port.local_addr(),
             dst,
-            until: Instant::now() + PATIENCE,
+            until: begin.until,
             pause: FIRST_PAUSE,
         };
         calling.dial(port, &native);
@@ -406,6 +444,7 @@ impl Core {
         nic: &Nic,
         mut wish: Wish,
         named: bool,
+        begin: &Begin,
     ) -> Result<(), Errno> {
         let link = self.link(nic, wish.qp_num, named)?;
         link.wait_for_receives(nic, wish.retries.rnr)?;
@@ -413,7 +452,7 @@ impl Core {
             wish.tell_terms(IB_REQUEST);
         }
         self.setup().retries = wish.retries;
-        self.connect(nic, link, wish.param)
+        self.connect(nic, link, wish.param, begin)
     }
 
     /// The link of this identifier: its queue pair, or the one that the program names and moves itself.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   initiator: Idle ─[bind_addr]─ Bound ─ resolve_addr ─ Resolved ─ resolve_route ─ Routed ─ connect ─ Joining ─> Joined
+//!              Routed ─ connect ─ Choosing ─ Joining, where a queue pair can take two wires
 //!   responder: Idle ─ bind_addr ─ Bound ─ listen ─ Listening
 //!              Requested (a new identifier, with the event) ─ accept ─> Joined, or reject ─> Over
 //!   datagrams: … Routed ─ connect ─ Joining ─ Asking ─> Found, or Over; Requested ─ accept ─> Found
@@ -64,6 +65,8 @@ pub(super) enum Stage {
     Routed,
     Listening(#[allow(dead_code)] Listener), // listens until it is dropped
     Requested(Box<Request>),
+    /// The wire to the listener is chosen: nobody else connects meanwhile.
+    Choosing,
     Joining,
     /// Datagrams: the peer is asked for its queue pair.
     Asking(#[allow(dead_code)] Asking), // asks until it is dropped

@@ -18,9 +18,11 @@ use crate::verbs::modify::{ibv_destroy_qp, ibv_modify_qp};
 use crate::verbs::object::find;
 use crate::verbs::params::read_param;
 use crate::verbs::qp::QpObj;
+use crate::verbs::roce;
 use crate::verbs::srq::{create_srq_ex, ibv_destroy_srq};
 #[allow(clippy::wildcard_imports)] // C's vocabulary
 use crate::verbs::types::*;
+use crate::verbs::wire;
 
 /// The fields of an identifier's completion queue and its channel.
 type Place = (*mut *mut ibv_cq, *mut *mut ibv_comp_channel);
@@ -465,7 +467,11 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
     match state {
         IBV_QPS_RTR => {
             attr.ah_attr = way(core, remote.gid)?;
-            attr.path_mtu = IBV_MTU_4096;
+            attr.path_mtu = if wire::has_roce() {
+                roce::longest_mtu(&attr.ah_attr.grh)?
+            } else {
+                IBV_MTU_4096
+            };
             attr.dest_qp_num = remote.qp_num;
             attr.max_dest_rd_atomic = u8::try_from(depths.0).unwrap_or(u8::MAX);
             Ok((IBV_QP_STATE

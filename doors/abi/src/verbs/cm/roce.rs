@@ -9,11 +9,12 @@ use weft_verbs::cm::ConnParam;
 use weft_verbs::ext::DeviceExt;
 use weft_verbs::{RoceConnect, RoceEvent, RoceQp};
 
+use super::connect::Begin;
 use super::device::Nic;
 use super::id::{Core, Stage};
 use super::link::Link;
 use super::news::News;
-use super::patience::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
+use super::patience::{FIRST_PAUSE, LONGEST_PAUSE};
 use super::port::Port;
 use super::private_data::{IB_REJECT, delivered};
 use super::request::{Request, Unseen};
@@ -31,7 +32,7 @@ use crate::verbs::roce;
 /// Nobody listens (12.6.7.2).
 const IB_INVALID_SERVICE: u16 = 8;
 
-/// A request under way, which is repeated where nobody listened yet, as [`PATIENCE`] says.
+/// A request under way, which is repeated where nobody listened yet, as [`Begin`] says.
 #[derive(Clone)]
 struct RoceCalling {
     core: Arc<Core>,
@@ -108,12 +109,13 @@ impl Core {
         nic: &Nic,
         link: &RoceLink,
         param: &ConnParam,
+        begin: &Begin,
     ) -> Result<(), Errno> {
         let qp = link.qp()?;
         let (src, dst, retries) = {
             let mut setup = self.setup();
-            let (Stage::Routed, Some(Port::Stream(_)), Some(src), Some(dst)) =
-                (&setup.stage, &setup.port, setup.src, setup.dst)
+            let (true, Some(Port::Stream(_)), Some(src), Some(dst)) =
+                (begin.is_at(&setup.stage), &setup.port, setup.src, setup.dst)
             else {
                 return Err(Errno::INVAL);
             };
@@ -131,7 +133,7 @@ impl Core {
             param: wish(param, retries),
             src,
             dst,
-            until: Instant::now() + PATIENCE,
+            until: begin.until,
             pause: FIRST_PAUSE,
         };
         calling.dial().inspect_err(|_| {
