@@ -18,7 +18,7 @@ use super::patience::{FIRST_PAUSE, LONGEST_PAUSE};
 use super::port::Port;
 use super::private_data::{IB_REJECT, delivered};
 use super::request::{Request, Unseen};
-use super::roce_link::{RoceLink, RoceListener, addresses, scope};
+use super::roce_link::{RoceLink, RoceListener, addresses, not_listening, scope};
 use super::roce_name::RoceName;
 use super::stages::Ending;
 use super::terms::Retries;
@@ -232,9 +232,9 @@ impl Core {
                     core.incoming_roce(&nic, request);
                 }
             };
-            // Another listener at one of the addresses, also of another process, has the port number.
             let made = port.listen(addr.port(), backlog, on_request);
-            listening.push(made.map_err(|_| Errno::ADDRINUSE)?);
+            listening
+                .push(made.map_err(|error| not_listening(error, "tcp", (ip, scope), addr.port()))?);
         }
         if listening.is_empty() {
             return Err(refused);

@@ -11,7 +11,7 @@ use weft_verbs::{RoceLookup, RoceLookupRequest, RocePort, RoceServing};
 
 use super::device::Nic;
 use super::patience::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
-use super::roce_link::{addresses, scope};
+use super::roce_link::{addresses, not_listening, scope};
 use crate::verbs::object::lock;
 use crate::verbs::roce;
 
@@ -44,9 +44,8 @@ pub(super) fn serve(
                 continue;
             }
         };
-        // Another listener at one of the addresses, also of another process, has the port number.
         let made = at.serve(addr.port(), backlog, move |request| on_request(request));
-        serving.push(made.map_err(|_| Errno::ADDRINUSE)?);
+        serving.push(made.map_err(|error| not_listening(error, "udp", (ip, scope), addr.port()))?);
     }
     if serving.is_empty() {
         return Err(refused);

@@ -4,9 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{RoceConn, RoceListening, RoceQp};
+use weft_verbs::{Error, RoceConn, RoceListening, RoceQp};
 
 use super::roce_name::RoceName;
+use crate::verbs::errno;
 use crate::verbs::gid::gids;
 use crate::verbs::object::{Name, lock};
 use crate::verbs::qp::QpObj;
@@ -43,6 +44,24 @@ pub(super) fn addresses(addr: SocketAddr) -> Result<Vec<(IpAddr, u32)>, Errno> {
     let there = gids()?.into_iter().filter(|gid| !gid.is_empty());
     let ours = there.filter(|gid| gid.ip.is_ipv4() || addr.is_ipv6());
     Ok(ours.map(|gid| (gid.ip, gid.ifindex)).collect())
+}
+
+/// Why there is no listener at one of the addresses. Another one has the port number, or another program of the host the name that stands for it.
+pub(super) fn not_listening(
+    error: Error,
+    kind: &str,
+    (ip, scope): (IpAddr, u32),
+    number: u16,
+) -> Errno {
+    let refused = match error {
+        // Of this process.
+        Error::Invalid(_) => Errno::ADDRINUSE,
+        error => errno(error),
+    };
+    tracing::warn!(
+        "no listener of RoCE at {ip}, port {number}: {refused}; for \"Address in use\" end the program that has it, which `ss -xa` shows as @weft/roce/1/{kind}/{ip}%{scope}/{number}, or take another port"
+    );
+    refused
 }
 
 impl RoceLink {
