@@ -111,6 +111,7 @@ fn one_host() {
     }
     without_shared_memory();
     other_users();
+    unknown_user();
 }
 
 /// Two ends of a program that joins queue pairs by number. The client is at the first address of loopback.
@@ -207,6 +208,20 @@ fn other_users() {
         at(1)
     );
     meet(&weft("auto"), &weft("auto"), (&at(0), &nobody), "roce");
+}
+
+/// Processes of one user whom one of them cannot see as its own: it is in a user namespace that does not know the user.
+fn unknown_user() {
+    let may = Command::new("unshare").args(["--user", "true"]).status();
+    if !may.is_ok_and(|status| status.success()) {
+        return say("skipped: no user namespace may be made here");
+    }
+    let at = |n| format!("ibv_rc_pingpong -d weft_ib0 -n 300 -c -g {n}");
+    let unknown = |n| format!("unshare --user {}", at(n));
+    let auto = weft("auto");
+    for (server, client) in [(at(0), unknown(1)), (unknown(0), at(1))] {
+        meet(&auto, &auto, (&server, &client), "roce");
+    }
 }
 
 #[test]
@@ -313,7 +328,6 @@ fn between_hosts(pid: u32) {
     let managed = |here: &str, far: &str, wire: &str| managed_by((here, far), "", wire);
     // Queue pairs that the programs move themselves, with the path MTU that `rdma_init_qp_attr` has for a way of 1,500 bytes.
     managed_by(("auto", "auto"), " -q", "roce");
-    managed_by(("roce", "roce"), " -q", "roce");
     managed("auto", "auto", "roce");
     managed("auto", "roce", "roce");
     managed("roce", "auto", "roce");

@@ -15,6 +15,7 @@ mod connections;
 mod fault;
 mod params;
 mod port;
+mod questions;
 mod rx;
 mod shared;
 mod siblings;

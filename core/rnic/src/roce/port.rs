@@ -20,7 +20,7 @@ use weft_sys::{Event, Interest, Withheld, withhold};
 use weft_wire::roce::cm;
 use weft_wire::roce::{Header, ICRC_LEN, Icrc, PORT, Route};
 
-use super::shared::Questions;
+use super::questions::Questions;
 use super::siblings::{Membership, PortName, Siblings, Steering, warn_of_children};
 use super::{WINDOW, scope_of};
 use crate::cq::Port;

@@ -77,11 +77,13 @@ pub(crate) struct QpObj {
     /// It takes the wire that its peer needs (`WEFT_IB_WIRE=auto`).
     pub(super) changes: bool,
     /// Receives, while neither native queue pair is there: the next one gets them.
-    /// And carries out what `WEFT_FAULTS` has for them.
-    pub(super) kept: Mutex<Option<Vec<(RecvWr, Option<End>)>>>,
+    pub(super) kept: Mutex<Option<Vec<Kept>>>,
     /// Set for a further handle of another queue pair: see `shared`.
     pub(super) further: bool,
 }
+
+/// A posted receive, and what `WEFT_FAULTS` has for it.
+pub(super) type Kept = (RecvWr, Option<End>);
 
 kind!(QpObj as ibv_qp => ibv_qp_ex, 0x9b9b_a132);
 

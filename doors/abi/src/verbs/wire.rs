@@ -267,9 +267,13 @@ pub(super) fn put(qp: &mut Turn<QpObj>, to: Wire) -> Result<(), Errno> {
             qp.roce = Some(made);
             ends
         });
-        ends.iter().for_each(|end| end.carry_out_on(&native));
+        for end in &ends {
+            end.carry_out_on(&native);
+        }
     } else {
         let made = persona_qp(qp)?;
+        // It may have been RoCE's, and its peer is let in from now on.
+        persona::reset(qp.num);
         made.set_access(access);
         let native = Arc::clone(&made);
         let ends = qp.alone(|qp| {
@@ -278,7 +282,9 @@ pub(super) fn put(qp: &mut Turn<QpObj>, to: Wire) -> Result<(), Errno> {
             qp.native = Some(made);
             ends
         });
-        ends.iter().for_each(|end| end.carry_out(&native));
+        for end in &ends {
+            end.carry_out(&native);
+        }
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use weft_wire::roce::cm::PortSpace;
 
-use super::steer::{PROBE_LEN, Probe};
+use super::probe::{PROBE_LEN, Probe};
 
 /// Which port a message is about: its address, and the interface of a link-local one.
 pub(in crate::roce) type PortName = (IpAddr, u32);

@@ -8,6 +8,7 @@
 //! Another user's process can take names and make connections. Its names are passed over, and its connections closed: the kernel says whose they are.
 
 mod message;
+mod probe;
 mod steer;
 
 use std::collections::HashMap;
@@ -26,7 +27,8 @@ use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 pub(super) use message::{Envelope, PortName, Service};
 use message::{Message, emit, parse};
-pub(super) use steer::{Probe, Steering};
+pub(super) use probe::Probe;
+pub(super) use steer::Steering;
 
 /// Slot 0 has the numbers of the managers, the last one that of multicast groups.
 const SLOTS: Range<u8> = 1..0xff;

@@ -11,13 +11,11 @@ use std::time::Duration;
 use weft_proto::dgram::Now;
 use weft_sys::udp::{Choice, UdpSocket};
 
+use super::probe::{DIRECT, Probe};
 use super::{PortName, Siblings};
 
-/// The first byte of a probe: no opcode of RoCE has it.
-const DIRECT: u8 = 0xff;
 /// Where a packet has the slot: the first byte of the destination's number.
 const SLOT_BYTE: u32 = 5;
-pub(super) const PROBE_LEN: usize = 16;
 /// The time between rounds of probes while packets go wrong; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -39,36 +37,6 @@ pub(in crate::roce) struct Steering {
     pause: Duration,
     /// The kernel takes no rule.
     is_off: bool,
-}
-
-/// A probe that has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::roce) struct Probe {
-    slot: u8,
-    index: u8,
-    epoch: u32,
-    secret: u64,
-}
-
-impl Probe {
-    pub(in crate::roce) fn parse(packet: &[u8]) -> Option<Probe> {
-        let packet: &[u8; PROBE_LEN] = packet.try_into().ok()?;
-        let [direct, index, slot, _, a, b, c, d, secret @ ..] = *packet;
-        (direct == DIRECT).then_some(Probe {
-            slot,
-            index,
-            epoch: u32::from_be_bytes([a, b, c, d]),
-            secret: u64::from_be_bytes(secret),
-        })
-    }
-
-    pub(super) fn emit(&self) -> [u8; PROBE_LEN] {
-        let mut out = [0; PROBE_LEN];
-        out[..3].copy_from_slice(&[DIRECT, self.index, self.slot]);
-        out[4..8].copy_from_slice(&self.epoch.to_be_bytes());
-        out[8..].copy_from_slice(&self.secret.to_be_bytes());
-        out
-    }
 }
 
 impl Steering {
@@ -220,7 +188,7 @@ mod tests {
         let first = UdpSocket::bind_in_group((Ipv4Addr::LOCALHOST, 0).into(), 1 << 16).unwrap();
         let addr = first.local_addr().unwrap();
         let second = UdpSocket::bind_in_group(addr, 1 << 16).unwrap();
-        let mut steering = Steering::new(0x5ec2e7);
+        let mut steering = Steering::new(0x005e_c2e7);
         round(&mut steering, &first, &[(7, 0), (9, 1)]);
         assert_eq!(steering.told, BTreeMap::from([(7, 0), (9, 1)]));
         (steering, [first, second])
