@@ -342,7 +342,11 @@ impl Bed {
         init.remote_completion = self.setup.remote_completion && !half.local_completion;
         init.quiet_end = half.quiet_end;
         let qp = if self.is_roce() {
-            let known: Vec<_> = self.ports.iter().map(|p| p.local_addr().ip()).collect();
+            // A device of a test's own has a port of its own: at a shared address the kernel may give packets to the other one first.
+            let of = [&self.a, &self.b].map(roce::slot);
+            let known = self.ports.iter().zip(of);
+            let known = known.filter(|(_, slot)| *slot == roce::slot(device));
+            let known: Vec<_> = known.map(|(port, _)| port.local_addr().ip()).collect();
             AnyQp::roce(&pd, &init, roce::port(device, &known))
         } else {
             AnyQp::Stream(pd.create_qp(&init).expect("a QP"))

@@ -14,6 +14,11 @@ use weft_verbs::{
 
 use crate::waits::PATIENCE;
 
+/// What tells a device from others: the upper bits of its numbers.
+pub(crate) fn slot(device: &Device) -> u32 {
+    device.roce_number().expect("a slot") >> 16
+}
+
 /// The port of a device: at the address that it has already, of these, or else at one that nothing else has.
 pub(crate) fn port(device: &Device, known: &[IpAddr]) -> RocePort {
     static NEXT: AtomicU32 = AtomicU32::new(0);
