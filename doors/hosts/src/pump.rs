@@ -166,8 +166,10 @@ impl Pump {
     fn hear_program(&mut self) -> Result<bool, End> {
         let mut busy = false;
         if !self.left {
+            // Counted first, and looked at second: only this thread makes room, so bytes that fill the bell because the ring is full are not among those taken.
+            let waiting = self.bells();
             if !self.is_blocked()? {
-                busy |= self.take_bells();
+                busy |= self.take_bells(waiting);
             } else if self.has_hung_up() {
                 self.left = true;
                 busy = true;
@@ -211,20 +213,31 @@ impl Pump {
             .map_err(|_| End::Program)
     }
 
-    fn take_bells(&mut self) -> bool {
+    /// Bytes in the bell.
+    fn bells(&self) -> usize {
+        rustix::io::ioctl_fionread(&self.bell).map_or(0, |n| n as usize)
+    }
+
+    /// Reads up to `most` bytes of the bell, and notices its end. Later bytes stay: the program may have filled the bell since, because the ring is full again.
+    /// Returns whether there were any bytes, or the end.
+    fn take_bells(&mut self, most: usize) -> bool {
         let mut bytes = [0; FILL];
-        let mut any = false;
+        let mut taken = 0;
         loop {
-            let got = rustix::net::recv(&self.bell, &mut bytes[..], Recv::DONTWAIT);
+            let want = (most - taken).min(FILL);
+            // Without bytes to take, this only looks for the end.
+            let (want, flags) = if want == 0 {
+                (1, Recv::DONTWAIT | Recv::PEEK)
+            } else {
+                (want, Recv::DONTWAIT)
+            };
+            let got = rustix::net::recv(&self.bell, &mut bytes[..want], flags);
             match got.map(|(n, _)| n) {
-                Ok(0) => {
-                    self.left = true;
-                    return true;
-                }
-                Ok(_) => any = true,
+                Ok(1..) if taken == most => return true,
+                Ok(n @ 1..) => taken += n,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return any,
-                Err(_) => {
+                Err(Errno::AGAIN) => return taken > 0,
+                Ok(0) | Err(_) => {
                     self.left = true;
                     return true;
                 }
@@ -257,11 +270,7 @@ impl Pump {
                         .get_slice(PROGRAM, self.head, &mut self.out[from..]);
                 }
                 self.head += n as u64;
-                let waits = self.rings.consumed(PROGRAM, self.head);
-                if waits && ready - n <= self.rings.capacity() / 2 {
-                    self.rings.room_made(PROGRAM);
-                    self.take_bells();
-                }
+                self.make_room(ready - n)?;
                 busy = true;
                 continue;
             }
@@ -284,6 +293,23 @@ impl Pump {
             break;
         }
         Ok(busy)
+    }
+
+    /// Gives the bytes up to the head back to the program, `left` are behind them. Makes its end of the bell writable if it waits and half of the ring is free.
+    fn make_room(&mut self, left: usize) -> Result<(), End> {
+        // Before the program can see the room, fill the ring again, and fill the bell for that.
+        let waiting = self.bells();
+        if !self.rings.consumed(PROGRAM, self.head) || left > self.rings.capacity() / 2 {
+            return Ok(());
+        }
+        self.rings.room_made(PROGRAM);
+        // It may have done so before its request was taken back: then the request stands again.
+        let (ready, _) = self.ready()?;
+        if ready > self.rings.capacity() / 2 {
+            self.rings.want_room(PROGRAM);
+        }
+        self.take_bells(waiting);
+        Ok(())
     }
 
     fn send(&mut self) -> bool {
