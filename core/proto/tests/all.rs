@@ -10,5 +10,6 @@ mod roce;
 mod roce_cm;
 mod roce_rules;
 mod roce_sidr;
+mod roce_wrap;
 mod startup;
 mod stream;

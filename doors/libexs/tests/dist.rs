@@ -280,6 +280,8 @@ fn valgrind_finds_nothing_in_the_last_example() {
                 "--quiet",
                 "--error-exitcode=99",
                 "--leak-check=no",
+                // A thread that spins would keep the only lock from the others.
+                "--fair-sched=try",
                 "--trace-children=no",
             ])
             .arg(&program);

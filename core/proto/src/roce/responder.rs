@@ -475,9 +475,11 @@ impl<W> Connection<W> {
             return;
         }
         let psn = header.psn;
+        // The newest first: numbers wrap, and an old one may have been in the same range.
         let known = self
             .resources
             .iter()
+            .rev()
             .find(|resource| is_within(psn, resource.psn, resource.packets));
         let Some(&Resource {
             psn: first,

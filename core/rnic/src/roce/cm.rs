@@ -760,6 +760,10 @@ impl PortInner {
             param.ord.min(reply.responder_resources),
         );
         let joined = qp.zip(self.owner()).ok_or("the queue pair has gone");
+        let joined = joined.and_then(|both| {
+            let names = (2..MASK_24).contains(&reply.qp);
+            names.then_some(both).ok_or("the peer names no queue pair")
+        });
         let joined = joined.and_then(|(qp, owner)| {
             let path = RocePath {
                 peer: peer.ip(),
