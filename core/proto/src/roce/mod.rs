@@ -342,8 +342,6 @@ pub struct Connection<W = ()> {
     looked_at: u32,
     /// The packet of an answer that was handed out last, and whether the answer is a repeated one.
     sourcing: (u32, bool),
-    /// The packet of a repeated answer whose memory was gone, and the request that was expected then.
-    gone: Option<(u32, u32)>,
     /// Packets of answers that may go before the next interruption.
     burst: u32,
     interrupted: bool,
@@ -388,7 +386,6 @@ impl<W> Connection<W> {
             pending: None,
             looked_at: config.rq_psn & MASK_24,
             sourcing: (0, false),
-            gone: None,
             burst: responder::BURST,
             interrupted: false,
             nak_sent: false,

@@ -427,21 +427,30 @@ impl<W> Connection<W> {
         }
     }
 
-    /// The memory of the answer that [`next_tx`](Self::next_tx) named last can no longer be read.
+    /// The memory of the answer that [`next_tx`](Self::next_tx) named last can no longer be read. If the peer has asked for that answer once more, it is told and
+    /// the connection goes on: the request was late and the peer has the answer, or the peer fails.
     pub fn source_gone(&mut self) {
         let (psn, again) = self.sourcing;
-        // The peer has that answer, and a request was late, or it asks once more: what comes twice, with nothing new between, is no late one.
-        let asked = Some((psn, self.expected));
-        if again && std::mem::replace(&mut self.gone, asked) != asked {
+        let told = Out::Nak {
+            psn,
+            syndrome: Syndrome::Nak(NakCode::RemoteAccess),
+        };
+        if again {
             let rest = ahead(psn, 1);
             if matches!(self.out.front(), Some(Out::Read { psn, .. }) if *psn == rest) {
                 self.out.pop_front();
             }
+            self.out.push_front(told);
             return;
         }
-        self.looked_at = psn;
         self.out.clear();
-        self.refuse(NakCode::RemoteAccess);
+        if self.state == State::Open {
+            self.looked_at = psn;
+            self.refuse(NakCode::RemoteAccess);
+        } else {
+            // A later request was refused before. Only the first of both is said.
+            self.out.push_back(told);
+        }
     }
 
     fn advance(&mut self, packets: u32) {

@@ -604,7 +604,8 @@ impl RoceInner {
         self.reap(core);
         // What was owed before, and the refusal, are sent first.
         if core.conn.state() == State::Failed && !core.waits {
-            self.raise(core.conn.refused_with());
+            let overrun = std::mem::take(&mut core.overrun);
+            self.raise(core.conn.refused_with().filter(|_| !overrun));
             self.end(core);
         }
         self.end_if_overrun(core);

@@ -203,8 +203,15 @@ impl RoceInner {
             wqes_retired: 1,
             ..Wc::default()
         };
-        core.overrun |= !self.queues.recv.push(&[wc], solicited);
-        Ok(())
+        if self.queues.recv.push(&[wc], solicited) {
+            return Ok(());
+        }
+        // The program never learns of the message, so the peer is not told that it has arrived.
+        core.overrun = true;
+        Err(Refused {
+            code: NakCode::RemoteOperation,
+            receive: WcStatus::WrFlushErr,
+        })
     }
 
     /// Takes a receive, unless the message has one.

@@ -127,6 +127,8 @@ impl Inner {
         } else if inbound.row.is_multiple_of(IN_A_ROW) {
             drop(inbound);
             self.leave_idle_ports(arrival.port);
+            // A message at one of them may have come meanwhile. The next one makes its port polled again.
+            self.inbound.lock().last = 0;
         }
     }
 
