@@ -24,6 +24,7 @@ use super::terms::{RoceConnect, RoceEvent};
 use super::{RocePath, RocePort, RoceQp, RoceSend, peer_addr, roce_mtu, scope_of};
 use crate::device::{Counted, Device};
 use crate::lock::lock;
+use crate::timer;
 use crate::types::Error;
 
 /// Bytes of a program in a request: what the addresses leave.
@@ -35,6 +36,8 @@ pub const ROCE_REJECT_DATA: usize = 148;
 
 /// How long a connection is kept that is over: as `rdma_cm`'s time-out with a retry.
 const KEPT: Duration = Duration::from_secs(2);
+/// How long a packet may be in the hands of a sibling.
+const PASSING: Duration = Duration::from_millis(2);
 /// How long we wait for an acknowledgement: 4.096 us times two to this power, 67 ms.
 const ACK_TIMEOUT: u8 = 14;
 /// How long the peer's adapter waits for an acknowledgement of ours, a power: 0.54 s, as Linux asks for. It may not wait longer with each try, as we do.
@@ -621,7 +624,7 @@ impl PortInner {
             self.malformed.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        if self.hear_sidr(from, &mad) {
+        if self.hear_sidr(from, &mad) || self.puts_off(from, &mad, payload) {
             return;
         }
         let now = self.now();
@@ -669,6 +672,36 @@ impl PortInner {
             }
         }
         self.carry_out(todo);
+    }
+
+    /// Acknowledgements may still be in the hands of a sibling when the peer's word that the connection is over comes straight to us: with sends
+    /// outstanding, that word is heard a moment later.
+    fn puts_off(&self, from: SocketAddr, mad: &Mad<'_>, payload: &[u8]) -> bool {
+        let is_shared = self.siblings.as_ref().is_some_and(|s| !s.is_alone());
+        if !is_shared || !matches!(mad.message, Message::Dreq(_)) {
+            return false;
+        }
+        let qp = {
+            let mut manager = manager(self);
+            let known = manager.find(from.ip(), &mad.message);
+            let connection = known.and_then(|id| manager.connections.get_mut(&id));
+            connection.and_then(|connection| {
+                let is_first = !std::mem::replace(&mut connection.was_put_off, true);
+                is_first.then(|| connection.qp.upgrade()).flatten()
+            })
+        };
+        let Some(owner) = qp
+            .filter(|qp| qp.outstanding() > 0)
+            .and_then(|_| self.owner())
+        else {
+            return false;
+        };
+        let payload = payload.to_vec();
+        timer::after(&self.device.engine, PASSING, move || {
+            owner.inner().hear(from, &payload);
+            None
+        });
+        true
     }
 
     /// The peer of this connection sends: it has our answer.

@@ -70,6 +70,8 @@ pub(super) struct Connection {
     pub(super) due: Option<Now>,
     /// It is in [`Manager::kept`].
     pub(super) is_kept: bool,
+    /// The peer's word that it is over has come, and was put off.
+    pub(super) was_put_off: bool,
 }
 
 /// A peer's request that a program is to see.
@@ -209,6 +211,7 @@ impl Connection {
             asked: None,
             due: None,
             is_kept: false,
+            was_put_off: false,
         }
     }
 }
