@@ -65,7 +65,7 @@ pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use roce::{
     ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceChange, RoceConn, RoceConnect,
     RoceCounters, RoceEvent, RoceFault, RoceFaults, RoceInit, RoceListening, RoceLookup,
-    RoceLookupRequest, RocePath, RocePort, RoceQp, RoceRequest, RoceSend, RoceServing,
+    RoceLookupRequest, RocePath, RocePort, RoceQp, RoceRequest, RoceSend, RoceServing, RoceTerms,
     RoceUdCounters, RoceUdInit, RoceUdQp, roce_mtu,
 };
 pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};

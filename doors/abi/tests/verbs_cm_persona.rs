@@ -315,3 +315,26 @@ fn one_side_may_leave_its_queue_pair_to_the_library() {
     id.end();
     listener.destroy();
 }
+
+/// Programs see no difference on the other wires.
+#[test]
+fn queue_pairs_that_programs_move_take_the_wire_that_is_asked_for() {
+    if std::env::var_os("WEFT_IB_WIRE").is_some() {
+        return;
+    }
+    for wire in ["roce", "auto"] {
+        for test in [
+            "programs_move_their_queue_pairs_themselves",
+            "a_responder_that_knows_by_other_means_says_so",
+            "one_side_may_leave_its_queue_pair_to_the_library",
+        ] {
+            let own = std::env::current_exe().unwrap();
+            let mut again = std::process::Command::new(own);
+            again.args(["--exact", test]).env("WEFT_IB_WIRE", wire);
+            let done = again.output().unwrap();
+            let text = String::from_utf8_lossy(&done.stdout);
+            assert!(done.status.success(), "{wire}: {text}");
+            assert!(text.contains("1 passed"), "{wire}: {text}");
+        }
+    }
+}

@@ -184,18 +184,21 @@ impl Exchange {
         self.due
     }
 
-    /// The answer will take this long, a power: the peer shall not ask again before.
+    /// The answer to the peer's request, or our word that we are ready, will take this long, a power: the peer shall not ask again before.
     pub fn delay(&mut self, service_timeout: u8) {
-        if self.phase == Phase::Requested {
-            let mra = Mra {
-                local_id: self.local_id,
-                remote_id: self.remote_id,
-                about: About::Req,
-                service_timeout,
-                private_data: &[],
-            };
-            self.answer(self.transaction, Message::Mra(mra));
-        }
+        let about = match self.phase {
+            Phase::Requested => About::Req,
+            Phase::Replied => About::Rep,
+            _ => return,
+        };
+        let mra = Mra {
+            local_id: self.local_id,
+            remote_id: self.remote_id,
+            about,
+            service_timeout,
+            private_data: &[],
+        };
+        self.answer(self.transaction, Message::Mra(mra));
     }
 
     /// Accepts the peer's request. The identifiers in `rep` are set here.
@@ -353,6 +356,11 @@ impl Exchange {
                     rnr_retry: rep.rnr_retry,
                     private_data: rep.private_data.to_vec(),
                 }))
+            }
+            // The program has not said yet that it is ready.
+            (Message::Rep(rep), Phase::Replied) if self.fits(rep.local_id, rep.remote_id) => {
+                self.delay(MOST_DELAY);
+                None
             }
             // It did not get our word.
             (Message::Rep(rep), Phase::Ready | Phase::Over)

@@ -12,15 +12,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use weft_proto::roce::cm::{Event, Exchange, Phase, Reply, unknown};
-use weft_wire::roce::cm::{self, IpHeader, Mad, Message, PortSpace, Rep, Req, reason, service_id};
-use weft_wire::roce::{DEFAULT_PKEY, Deth, Header, Icrc, MASK_24, Op, Opcode, Route};
+use weft_proto::roce::cm::{Event, Phase, Reply, unknown};
+use weft_wire::roce::cm::{self, Mad, Message, PortSpace, Rep, reason};
+use weft_wire::roce::{Deth, Header, Icrc, MASK_24, Op, Opcode, Route};
 
 use super::admit::refuse;
-use super::connections::{Asked, Connection, Listener, Manager, OnRequest, Todo, gid_of};
+use super::connections::{Asked, Connection, Listener, Manager, OnRequest, Tell, Todo};
 use super::port::{Manages, PortInner, Whose, siblings};
 use super::sidr::Sidr;
-use super::terms::{RoceConnect, RoceEvent};
+use super::terms::{RoceConnect, RoceEvent, RoceTerms};
 use super::{RocePath, RocePort, RoceQp, RoceSend, peer_addr, roce_mtu, scope_of};
 use crate::device::{Counted, Device};
 use crate::lock::lock;
@@ -40,11 +40,6 @@ const KEPT: Duration = Duration::from_secs(2);
 const PASSING: Duration = Duration::from_millis(2);
 /// How long we wait for an acknowledgement: 4.096 us times two to this power, 67 ms.
 const ACK_TIMEOUT: u8 = 14;
-/// How long the peer's adapter waits for an acknowledgement of ours, a power: 0.54 s, as Linux asks for. It may not wait longer with each try, as we do.
-const PEER_ACK_TIMEOUT: u8 = 17;
-/// How long the answer to a message of the manager is waited for, a power: 1.07 s.
-const CM_TIMEOUT: u8 = 18;
-const CM_RETRIES: u8 = 7;
 /// 0.64 ms.
 const RNR_TIMER: u8 = 12;
 
@@ -57,8 +52,15 @@ struct Managers {
 
 /// A connection that is made, or in the making. Dropping it does not end it.
 pub struct RoceConn {
-    port: RocePort,
-    id: u32,
+    pub(super) port: RocePort,
+    pub(super) id: u32,
+}
+
+/// The queue pair that a connection is for; none of ours if the program moves it itself.
+pub(super) struct Half {
+    pub(super) num: u32,
+    pub(super) unreliable: bool,
+    pub(super) qp: Option<Weak<RoceQp>>,
 }
 
 /// A listener. Dropping it ends it; requests that the program has are its own.
@@ -89,6 +91,7 @@ pub struct RoceRequest {
     unreliable: bool,
     dest_qp: u32,
     psn: u32,
+    our_psn: u32,
     mtu: u32,
 }
 
@@ -132,7 +135,7 @@ fn managers(port: &PortInner) -> &Managers {
     managers.expect("the ports of this module have its managers")
 }
 
-fn manager(port: &PortInner) -> MutexGuard<'_, Manager> {
+pub(super) fn manager(port: &PortInner) -> MutexGuard<'_, Manager> {
     lock(&managers(port).connections)
 }
 
@@ -174,85 +177,11 @@ impl Manages for Managers {
     }
 
     fn heard(&self, port: &PortInner, id: u32) {
-        port.heard(id);
+        port.note_heard(id);
     }
 }
 
 impl RocePort {
-    /// Asks the listener at this address and port number for a connection of `qp`, which has no peer yet. The queue pair sends and receives when
-    /// `on_event` tells that the connection is made; `from` is the port number that the peer sees. `on_event` is called on any thread, and must not block.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for too much private data, and where no path MTU of InfiniBand fits the way.
-    pub fn dial(
-        &self,
-        qp: &Arc<RoceQp>,
-        (peer, scope): (SocketAddr, u32),
-        from: u16,
-        param: &RoceConnect,
-        on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
-    ) -> Result<RoceConn, Error> {
-        let port = self.inner();
-        if param.private_data.len() > ROCE_REQUEST_DATA {
-            return Err(Error::Invalid("too much private data for a request"));
-        }
-        let (src, dst) = (port.local_addr().ip(), peer.ip().to_canonical());
-        let to = peer_addr(dst, scope);
-        let mtu = port.mtu_to(to).ok_or(Error::Invalid(
-            "the way to the peer takes no path MTU of InfiniBand",
-        ))?;
-        let header = IpHeader {
-            port: from,
-            src,
-            dst,
-        };
-        let mut private_data = header.emit().to_vec();
-        private_data.extend_from_slice(&param.private_data);
-        private_data.resize(IpHeader::LEN + ROCE_REQUEST_DATA, 0);
-        let psn = port.device.random_u32() & MASK_24;
-        let mut manager = manager(port);
-        let id = manager.new_id(port).ok_or(Error::Invalid(
-            "the port has as many connections as it may have",
-        ))?;
-        let req = Req {
-            local_id: id,
-            service_id: service_id(PortSpace::Tcp, peer.port()),
-            ca_guid: port.guid(),
-            qp: qp.num(),
-            responder_resources: param.ird,
-            initiator_depth: param.ord,
-            remote_timeout: CM_TIMEOUT,
-            local_timeout: CM_TIMEOUT,
-            service: u8::from(qp.is_unreliable()),
-            psn,
-            retry_count: param.retry_count & 7,
-            rnr_retry: param.rnr_retry & 7,
-            pkey: DEFAULT_PKEY,
-            mtu: mtu_code(mtu),
-            max_cm_retries: CM_RETRIES,
-            srq: false,
-            local_gid: gid_of(src),
-            remote_gid: gid_of(dst),
-            ack_timeout: PEER_ACK_TIMEOUT,
-            private_data: &private_data,
-        };
-        let exchange = Exchange::request(port.now(), port.transaction(), &req);
-        let connection = Connection {
-            qp: Arc::downgrade(qp),
-            psn,
-            param: param.clone(),
-            tell: Some(Arc::new(on_event)),
-            ..Connection::new(exchange, to, mtu)
-        };
-        let mut todo = Todo::default();
-        manager.connections.insert(id, connection);
-        port.settle(&mut manager, id, &mut todo);
-        drop(manager);
-        port.carry_out(todo);
-        let port = self.clone();
-        Ok(RoceConn { port, id })
-    }
-
     /// Takes requests for connections to this port number of the address. `on_request` is called on any thread, and must not block. While
     /// `backlog` requests wait to be [`seen`](RoceRequest::seen), further ones are not heard; their peers ask again.
     ///
@@ -330,53 +259,9 @@ impl Drop for RoceListening {
     }
 }
 
-impl RoceConn {
-    /// Ends the connection: the queue pair is in the error state from now on, and the peer is told. [`RoceEvent::Disconnected`] follows when it
-    /// has confirmed that, or does not answer; at once where the connection was not made yet.
-    pub fn disconnect(&self) {
-        self.end(false);
-    }
-
-    /// Gives up: nothing is told any more. A connection in the making is not made; one that is made is ended.
-    pub fn forget(&self) {
-        self.end(true);
-    }
-
-    fn end(&self, silently: bool) {
-        let port = self.port.inner();
-        let mut todo = Todo::default();
-        let mut gone = None;
-        {
-            let mut manager = manager(port);
-            let Some(connection) = manager.connections.get_mut(&self.id) else {
-                return;
-            };
-            if silently {
-                gone = connection.tell.take();
-            }
-            todo.end.push(Weak::clone(&connection.qp));
-            let (now, transaction) = (port.now(), port.transaction());
-            match connection.exchange.phase() {
-                Phase::ReqSent | Phase::Replied => {
-                    connection.exchange.abandon();
-                    let tell = connection.tell.take();
-                    let told = tell.map(|tell| (tell, RoceEvent::Disconnected));
-                    todo.tell.extend(told);
-                }
-                _ => {
-                    let remote_qp = connection.remote_qp;
-                    connection.exchange.disconnect(now, transaction, remote_qp);
-                }
-            }
-            port.settle(&mut manager, self.id, &mut todo);
-        }
-        drop(gone);
-        port.carry_out(todo);
-    }
-}
-
 impl RoceRequest {
     fn new(asked: Asked) -> RoceRequest {
+        let our_psn = asked.port.inner().device.random_u32() & MASK_24;
         RoceRequest {
             port: asked.port,
             id: asked.id,
@@ -390,6 +275,7 @@ impl RoceRequest {
             unreliable: asked.unreliable,
             dest_qp: asked.dest_qp,
             psn: asked.psn,
+            our_psn,
             mtu: asked.mtu,
         }
     }
@@ -420,14 +306,9 @@ impl RoceRequest {
             ));
         }
         self.seen();
-        let port = Arc::clone(self.port.inner());
-        let waits = |c: &Connection| c.exchange.phase() == Phase::Requested;
-        if !manager(&port).connections.get(&self.id).is_some_and(waits) {
-            return Err(Error::Invalid("the peer has given up"));
-        }
-        let (peer_takes, peer_sends) = self.depths;
-        let depths = (param.ird.min(peer_sends), param.ord.min(peer_takes));
-        let psn = port.device.random_u32() & MASK_24;
+        self.is_waiting()?;
+        let psn = self.our_psn;
+        let depths = self.agreed(param);
         let path = RocePath {
             peer: self.addrs.0.ip(),
             scope: scope_of(self.addrs.0),
@@ -448,13 +329,77 @@ impl RoceRequest {
             retry_count,
             rnr_retry,
         })?;
+        let half = Half {
+            num: qp.num(),
+            unreliable: qp.is_unreliable(),
+            qp: Some(Arc::downgrade(qp)),
+        };
+        let accepted = self.reply(half, param, Arc::new(on_event));
+        accepted.inspect_err(|_| qp.to_error())
+    }
+
+    /// Accepts it with a queue pair of this number that the program moves itself, by [`RoceRequest::terms`]. [`RoceEvent::Established`] follows when the peer
+    /// says that it is ready, or [`RoceConn::heard`] that it has sent. The end of the connection does not change the queue pair.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for too much private data, and where the peer has given up.
+    pub fn accept_for(
+        mut self,
+        num: u32,
+        param: &RoceConnect,
+        on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
+    ) -> Result<RoceConn, Error> {
+        if param.private_data.len() > ROCE_REPLY_DATA {
+            return Err(Error::Invalid("too much private data for a reply"));
+        }
+        self.seen();
+        let half = Half {
+            num,
+            unreliable: self.unreliable,
+            qp: None,
+        };
+        self.reply(half, param, Arc::new(on_event))
+    }
+
+    /// What a program needs that moves its queue pair itself.
+    pub fn terms(&self) -> RoceTerms {
+        RoceTerms {
+            dest_qp: self.dest_qp,
+            rq_psn: self.our_psn,
+            sq_psn: self.psn,
+            mtu: self.mtu,
+            rnr_timer: RNR_TIMER,
+            timeout: ACK_TIMEOUT,
+            retry_count: self.retries.0,
+            rnr_retry: self.retries.1,
+        }
+    }
+
+    /// Reads and atomics at once, the peer's and ours.
+    fn agreed(&self, param: &RoceConnect) -> (u8, u8) {
+        let (peer_takes, peer_sends) = self.depths;
+        (param.ird.min(peer_sends), param.ord.min(peer_takes))
+    }
+
+    fn is_waiting(&self) -> Result<(), Error> {
+        let manager = manager(self.port.inner());
+        let connection = manager.connections.get(&self.id);
+        let waits = connection.is_some_and(|c| c.exchange.phase() == Phase::Requested);
+        waits
+            .then_some(())
+            .ok_or(Error::Invalid("the peer has given up"))
+    }
+
+    fn reply(mut self, half: Half, param: &RoceConnect, tell: Tell) -> Result<RoceConn, Error> {
+        let port = Arc::clone(self.port.inner());
+        let depths = self.agreed(param);
         let mut private_data = param.private_data.clone();
         private_data.resize(ROCE_REPLY_DATA, 0);
         let rep = Rep {
             local_id: 0,
             remote_id: 0,
-            qp: qp.num(),
-            psn,
+            qp: half.num,
+            psn: self.our_psn,
             responder_resources: depths.0,
             initiator_depth: depths.1,
             ack_delay: ACK_TIMEOUT,
@@ -467,16 +412,14 @@ impl RoceRequest {
         {
             let mut manager = manager(&port);
             let connection = manager.connections.get_mut(&self.id);
-            let Some(connection) = connection.filter(|c| waits(c)) else {
-                drop(manager);
-                qp.to_error();
-                return Err(Error::Invalid("the peer has given up"));
-            };
+            let connection = connection.filter(|c| c.exchange.phase() == Phase::Requested);
+            let connection = connection.ok_or(Error::Invalid("the peer has given up"))?;
             connection.exchange.accept(port.now(), &rep);
-            connection.qp = Arc::downgrade(qp);
+            connection.moves_itself = half.qp.is_none();
+            connection.qp = half.qp.unwrap_or_default();
             connection.remote_qp = self.dest_qp;
-            (connection.depths, connection.rnr_retry) = (depths, rnr_retry);
-            connection.tell = Some(Arc::new(on_event));
+            (connection.depths, connection.rnr_retry) = (depths, self.retries.1);
+            connection.tell = Some(tell);
             port.settle(&mut manager, self.id, &mut todo);
         }
         self.answered = true;
@@ -564,7 +507,7 @@ impl Connection {
 
 impl PortInner {
     /// A number of ours that stands for the adapter.
-    fn guid(&self) -> u64 {
+    pub(super) fn guid(&self) -> u64 {
         match self.local_addr().ip() {
             IpAddr::V4(ip) => u64::from(ip.to_bits()),
             IpAddr::V6(ip) => ip.to_bits() as u64,
@@ -583,7 +526,7 @@ impl PortInner {
     }
 
     /// After each change of a connection: its messages are to be sent, it is kept for a while if it is over, and the engine looks in time.
-    fn settle(&self, manager: &mut Manager, id: u32, todo: &mut Todo) {
+    pub(super) fn settle(&self, manager: &mut Manager, id: u32, todo: &mut Todo) {
         let Manager {
             connections,
             due,
@@ -705,7 +648,7 @@ impl PortInner {
     }
 
     /// The peer of this connection sends: it has our answer.
-    fn heard(&self, id: u32) {
+    pub(super) fn note_heard(&self, id: u32) {
         let mut todo = Todo::default();
         {
             let mut manager = manager(self);
@@ -744,7 +687,7 @@ impl PortInner {
         self.carry_out(todo);
     }
 
-    fn carry_out(&self, todo: Todo) {
+    pub(super) fn carry_out(&self, todo: Todo) {
         // What a queue pair has put off, an acknowledgement perhaps, goes before the word that the connection is over.
         for qp in todo.end.iter().filter_map(Weak::upgrade) {
             qp.to_error();
@@ -785,6 +728,10 @@ impl PortInner {
             let Some(c) = manager.connections.get(&id) else {
                 return;
             };
+            if c.moves_itself {
+                drop(manager);
+                return self.hand_over(id, reply);
+            }
             (c.qp.upgrade(), c.peer, c.psn, c.param.clone(), c.mtu)
         };
         let (qp, peer, psn, param, mtu) = seen;
@@ -793,10 +740,7 @@ impl PortInner {
             param.ord.min(reply.responder_resources),
         );
         let joined = qp.zip(self.owner()).ok_or("the queue pair has gone");
-        let joined = joined.and_then(|both| {
-            let names = (2..MASK_24).contains(&reply.qp);
-            names.then_some(both).ok_or("the peer names no queue pair")
-        });
+        let joined = joined.and_then(|both| is_number(reply.qp).then_some(both).ok_or(NO_QP));
         let joined = joined.and_then(|(qp, owner)| {
             let path = RocePath {
                 peer: peer.ip(),
@@ -853,6 +797,46 @@ impl PortInner {
         self.carry_out(todo);
     }
 
+    /// The peer has accepted the request of a program that moves its queue pair itself.
+    fn hand_over(&self, id: u32, reply: Reply) {
+        let mut todo = Todo::default();
+        {
+            let mut manager = manager(self);
+            let Some(c) = manager.connections.get_mut(&id) else {
+                return;
+            };
+            if c.exchange.phase() != Phase::Replied {
+                return;
+            }
+            let event = if is_number(reply.qp) {
+                c.remote_qp = reply.qp;
+                RoceEvent::Replied {
+                    depths: (
+                        c.param.ird.min(reply.initiator_depth),
+                        c.param.ord.min(reply.responder_resources),
+                    ),
+                    terms: RoceTerms {
+                        dest_qp: reply.qp,
+                        rq_psn: c.psn,
+                        sq_psn: reply.psn,
+                        mtu: c.mtu,
+                        rnr_timer: RNR_TIMER,
+                        timeout: ACK_TIMEOUT,
+                        retry_count: c.param.retry_count,
+                        rnr_retry: reply.rnr_retry,
+                    },
+                    private_data: reply.private_data,
+                }
+            } else {
+                c.exchange.reject(reason::NO_RESOURCES, &[]);
+                RoceEvent::Failed(NO_QP)
+            };
+            todo.tell.extend(c.tell.clone().map(|tell| (tell, event)));
+            self.settle(&mut manager, id, &mut todo);
+        }
+        self.carry_out(todo);
+    }
+
     /// Lost, it is sent again.
     pub(super) fn send_mad(&self, to: SocketAddr, mad: &[u8]) {
         let header = Header {
@@ -879,6 +863,10 @@ impl PortInner {
     }
 }
 
-fn mtu_code(mtu: u32) -> u8 {
-    mtu.ilog2() as u8 - 7
+/// Why a reply is refused.
+const NO_QP: &str = "the peer names no queue pair";
+
+/// Whether a queue pair of a program may have this number.
+fn is_number(num: u32) -> bool {
+    (2..MASK_24).contains(&num)
 }

@@ -53,7 +53,9 @@ pub(super) struct Listener {
 pub(super) struct Connection {
     pub(super) exchange: Exchange,
     pub(super) peer: SocketAddr,
+    /// None where the program moves its queue pair itself.
     pub(super) qp: Weak<RoceQp>,
+    pub(super) moves_itself: bool,
     /// The number of the peer's queue pair, once it is known.
     pub(super) remote_qp: u32,
     /// The first packet sequence number of the peer, and what we asked for.
@@ -210,6 +212,7 @@ impl Connection {
             tell: None,
             asked: None,
             due: None,
+            moves_itself: false,
             is_kept: false,
             was_put_off: false,
         }

@@ -12,6 +12,7 @@
 mod admit;
 mod cm;
 mod connections;
+mod dial;
 mod fault;
 mod params;
 mod port;
@@ -57,7 +58,7 @@ pub use params::{RoceInit, RocePath, RoceSend};
 pub use port::RocePort;
 use port::{Arrival, Member, PortInner};
 pub use sidr::{RoceLookup, RoceLookupRequest, RoceServing};
-pub use terms::{RoceConnect, RoceEvent};
+pub use terms::{RoceConnect, RoceEvent, RoceTerms};
 use train::Train;
 pub use ud::{RoceUdCounters, RoceUdInit, RoceUdQp};
 

@@ -28,6 +28,27 @@ impl Default for RoceConnect {
     }
 }
 
+/// What a program needs to move its queue pair itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoceTerms {
+    /// The peer's queue pair.
+    pub dest_qp: u32,
+    /// The first packet sequence numbers, the peer's and ours.
+    pub rq_psn: u32,
+    /// See `rq_psn`.
+    pub sq_psn: u32,
+    /// The path MTU in bytes.
+    pub mtu: u32,
+    /// How long an RNR NAK of ours makes the peer wait, InfiniBand's code.
+    pub rnr_timer: u8,
+    /// How long to wait for an acknowledgement, InfiniBand's code.
+    pub timeout: u8,
+    /// Retries of packets, 0 to 7.
+    pub retry_count: u8,
+    /// Retries of messages that find no receive, 0 to 7.
+    pub rnr_retry: u8,
+}
+
 /// What becomes of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RoceEvent {
@@ -39,6 +60,15 @@ pub enum RoceEvent {
         depths: (u8, u8),
         /// How often we repeat a message that finds no receive.
         rnr_retry: u8,
+    },
+    /// The peer has accepted the request of a program that moves its queue pair itself: [`RoceConn::establish`](crate::RoceConn::establish) says that it has.
+    Replied {
+        /// As with [`RoceEvent::Established`].
+        private_data: Vec<u8>,
+        /// As with [`RoceEvent::Established`].
+        depths: (u8, u8),
+        /// For the queue pair.
+        terms: RoceTerms,
     },
     /// The peer, or its manager, refuses it. The queue pair stays as it was.
     Rejected {

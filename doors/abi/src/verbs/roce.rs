@@ -40,7 +40,7 @@ pub(crate) fn active_mtu() -> ibv_mtu {
 }
 
 /// The `ibv_mtu` of a path MTU: 256 is 1, and each further one is twice as long.
-fn code(mtu: u32) -> ibv_mtu {
+pub(crate) fn code(mtu: u32) -> ibv_mtu {
     mtu.ilog2() - 7
 }
 

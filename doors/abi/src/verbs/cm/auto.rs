@@ -13,7 +13,7 @@ use weft_verbs::ext::{DeviceExt, listening_user};
 
 use super::connect::{Begin, Wish};
 use super::device::Nic;
-use super::id::{Core, Stage, get};
+use super::id::{Core, Setup, Stage, get};
 use super::link;
 use super::news::News;
 use super::patience::{FIRST_PAUSE, LONGEST_PAUSE, PATIENCE};
@@ -75,6 +75,25 @@ impl Core {
         };
         let undecided = self.undecided();
         undecided.map_or(Ok(()), |qp| wire::take(qp, peer.ip(), choice))
+    }
+
+    /// Whether a connection is RoCE's whose program moves its queue pair itself: as the request came, or as the wire to the listener is.
+    pub(super) fn goes_by_roce(&self) -> Result<bool, Errno> {
+        let dst = match &*self.setup() {
+            Setup {
+                stage: Stage::Requested(request),
+                ..
+            } => return Ok(request.is_roce()),
+            setup => setup.dst,
+        };
+        Ok(match wire::asked() {
+            Wire::Roce => true,
+            Wire::Persona => false,
+            Wire::Auto => {
+                let choice = wire_to(dst.ok_or(Errno::INVAL)?)?;
+                choice.is_some_and(|(wire, _)| wire == Wire::Roce)
+            }
+        })
     }
 
     /// Connects, once it is known by which wire. The call does not wait for a listener that is about to listen.

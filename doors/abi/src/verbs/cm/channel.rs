@@ -49,6 +49,7 @@ fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Core>, Errno>
     let nic = device::of(listener.ps)?;
     let (local, peer) = request.addrs();
     let (depths, retries, remote) = (request.depths(), request.retries(), request.remote());
+    let terms = request.roce_terms();
     let core = id::create(
         channel,
         get!(listener, context),
@@ -60,6 +61,7 @@ fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Core>, Errno>
         let mut setup = core.setup();
         (setup.depths, setup.retries) = (depths, retries);
         setup.remote = remote;
+        setup.terms = terms;
     }
     core.at(&nic, local, Some(peer));
     core.show_path(&nic);

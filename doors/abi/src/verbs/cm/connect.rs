@@ -23,7 +23,7 @@ use super::qp;
 use super::request::{Request, Unseen};
 use super::resolve;
 use super::roce_datagram;
-use super::roce_link::RoceLink;
+use super::roce_link::{Half, RoceLink};
 use super::stages::Ending;
 use super::terms::{Retries, Terms};
 use super::types::{
@@ -32,7 +32,7 @@ use super::types::{
     RDMA_MAX_INIT_DEPTH, rdma_cm_id, rdma_conn_param,
 };
 use crate::call::run;
-use crate::verbs::types::{IBV_EVENT_COMM_EST, ibv_event_type};
+use crate::verbs::types::{IBV_EVENT_COMM_EST, IBV_QPT_UC, ibv_event_type};
 use crate::verbs::wire::{self, Wire};
 use crate::verbs::{os_errno, settings};
 
@@ -464,13 +464,18 @@ impl Core {
                 name.get()?.set_timeout(timeout);
             }
             return Ok(if name.get()?.roce.is_some() {
-                Link::Roce(RoceLink::new(name))
+                Link::Roce(RoceLink::new(Half::Ours(name)))
             } else {
                 Link::Program(name)
             });
         }
         if !named {
             return Err(Errno::INVAL);
+        }
+        if nic.persona && self.goes_by_roce()? {
+            let unreliable = get!(self, qp_type) == IBV_QPT_UC;
+            let half = Half::Programs(qp_num, unreliable);
+            return Ok(Link::Roce(RoceLink::new(half)));
         }
         if nic.persona {
             return Ok(Link::Carrier(Carrier::new(nic, qp_num)?));
@@ -609,11 +614,15 @@ pub unsafe fn rdma_reject_ece(
 pub unsafe fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     run(|| {
         let core = core(id)?;
-        let carrier = match &core.setup().stage {
-            Stage::Joined(Link::Carrier(carrier)) => Arc::clone(carrier),
+        let link = match &core.setup().stage {
+            Stage::Joined(link @ (Link::Carrier(_) | Link::Roce(_))) => link.clone(),
             _ => return Err(Errno::INVAL),
         };
-        carrier.tell_ready()?;
+        match link {
+            Link::Carrier(carrier) => carrier.tell_ready()?,
+            Link::Roce(link) => link.establish()?,
+            Link::Program(_) => {}
+        }
         Ok(0)
     })
 }
@@ -669,13 +678,14 @@ pub unsafe fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
         if event != IBV_EVENT_COMM_EST {
             return Err(Errno::INVAL);
         }
-        let carrier = match &core.setup().stage {
-            Stage::Joined(Link::Carrier(carrier)) => Some(Arc::clone(carrier)),
-            Stage::Joined(Link::Program(_) | Link::Roce(_)) => None,
+        let link = match &core.setup().stage {
+            Stage::Joined(link) => link.clone(),
             _ => return Err(Errno::INVAL),
         };
-        if let Some(carrier) = carrier {
-            carrier.ready();
+        match link {
+            Link::Carrier(carrier) => carrier.ready(),
+            Link::Roce(link) => link.heard(),
+            Link::Program(_) => {}
         }
         Ok(0)
     })

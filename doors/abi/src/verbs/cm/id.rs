@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use rustix::io::Errno;
+use weft_verbs::RoceTerms;
 use weft_verbs::cm::{Bound, Lookup, gid_of};
 
 use super::addrinfo::Answer;
@@ -104,6 +105,8 @@ pub(super) struct Setup {
     pub(super) dst: Option<SocketAddr>,
     /// The peer's queue pair, where programs move their queue pairs themselves.
     pub(super) remote: Option<Remote>,
+    /// What such a queue pair needs, on RoCE.
+    pub(super) terms: Option<RoceTerms>,
     /// Reads and atomics: how many we accept, and how many we may have outstanding.
     pub(super) depths: (u16, u16),
     /// Those of the request.

@@ -460,9 +460,9 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
             _ => Err(Errno::INVAL),
         };
     }
-    let (remote, depths) = {
+    let (remote, depths, terms) = {
         let setup = core.setup();
-        (setup.remote.ok_or(Errno::INVAL)?, setup.depths)
+        (setup.remote.ok_or(Errno::INVAL)?, setup.depths, setup.terms)
     };
     match state {
         IBV_QPS_RTR => {
@@ -472,6 +472,11 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
             } else {
                 IBV_MTU_4096
             };
+            if let Some(terms) = &terms {
+                attr.path_mtu = attr.path_mtu.min(roce::code(terms.mtu));
+                attr.rq_psn = terms.rq_psn;
+                attr.min_rnr_timer = terms.rnr_timer;
+            }
             attr.dest_qp_num = remote.qp_num;
             attr.max_dest_rd_atomic = u8::try_from(depths.0).unwrap_or(u8::MAX);
             Ok((IBV_QP_STATE
@@ -483,9 +488,11 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
                 | IBV_QP_MIN_RNR_TIMER) as c_int)
         }
         IBV_QPS_RTS => {
-            attr.timeout = core.setup().ack_timeout.unwrap_or(ACK_TIMEOUT);
-            attr.retry_cnt = 7;
-            attr.rnr_retry = 7;
+            let timeout = terms.map_or(ACK_TIMEOUT, |terms| terms.timeout);
+            attr.timeout = core.setup().ack_timeout.unwrap_or(timeout);
+            attr.retry_cnt = terms.map_or(7, |terms| terms.retry_count);
+            attr.rnr_retry = terms.map_or(7, |terms| terms.rnr_retry);
+            attr.sq_psn = terms.map_or(0, |terms| terms.sq_psn);
             attr.max_rd_atomic = u8::try_from(depths.1).unwrap_or(u8::MAX);
             Ok((IBV_QP_STATE
                 | IBV_QP_TIMEOUT

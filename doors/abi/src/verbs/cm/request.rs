@@ -4,8 +4,10 @@ use std::net::{SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use weft_verbs::cm::{ConnParam, Incoming, LookupRequest};
-use weft_verbs::{Qp, RoceConn, RoceConnect, RoceEvent, RoceLookupRequest, RoceQp, RoceRequest};
+use weft_verbs::cm::{ConnParam, Incoming, LookupRequest, gid_of};
+use weft_verbs::{
+    Qp, RoceConn, RoceConnect, RoceEvent, RoceLookupRequest, RoceQp, RoceRequest, RoceTerms,
+};
 
 use super::device::Nic;
 use super::exchange::Remote;
@@ -80,7 +82,10 @@ impl Request {
         let (takes, has) = (request.depths.0.into(), request.depths.1.into());
         let (count, rnr) = request.retries;
         Request {
-            remote: None,
+            remote: Some(Remote {
+                qp_num: request.terms().dest_qp,
+                gid: gid_of(request.addrs.0.ip()),
+            }),
             depths: (most.min(has), most.min(takes)),
             terms: Some(Terms {
                 depths: request.depths,
@@ -109,7 +114,15 @@ impl Request {
         self.terms.is_some()
     }
 
-    /// The queue pair of a peer that moves it itself.
+    /// What a queue pair needs that the program moves itself, if it came by RoCE.
+    pub(super) fn roce_terms(&self) -> Option<RoceTerms> {
+        match &self.asker {
+            Asker::Roce(request) => Some(request.terms()),
+            _ => None,
+        }
+    }
+
+    /// The queue pair of a peer that moves it itself, or that speaks RoCE.
     pub(super) fn remote(&self) -> Option<Remote> {
         self.remote
     }
@@ -143,6 +156,22 @@ impl Request {
         match self.asker {
             Asker::Roce(request) => {
                 let accepted = request.accept(qp, param, on_event);
+                accepted.map_err(crate::verbs::errno)
+            }
+            Asker::Stream(_) | Asker::Datagram(_) | Asker::RoceDatagram(_) => Err(Errno::INVAL),
+        }
+    }
+
+    /// With a queue pair of this number, which the program moves itself.
+    pub(super) fn accept_roce_for(
+        self,
+        num: u32,
+        param: &RoceConnect,
+        on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
+    ) -> Result<RoceConn, Errno> {
+        match self.asker {
+            Asker::Roce(request) => {
+                let accepted = request.accept_for(num, param, on_event);
                 accepted.map_err(crate::verbs::errno)
             }
             Asker::Stream(_) | Asker::Datagram(_) | Asker::RoceDatagram(_) => Err(Errno::INVAL),

@@ -5,12 +5,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::cm::ConnParam;
+use weft_verbs::cm::{ConnParam, gid_of};
 use weft_verbs::ext::DeviceExt;
 use weft_verbs::{RoceConnect, RoceEvent, RoceQp};
 
 use super::connect::Begin;
 use super::device::Nic;
+use super::exchange::Remote;
 use super::id::{Core, Stage};
 use super::link::Link;
 use super::news::News;
@@ -18,13 +19,13 @@ use super::patience::{FIRST_PAUSE, LONGEST_PAUSE};
 use super::port::Port;
 use super::private_data::{IB_REJECT, delivered};
 use super::request::{Request, Unseen};
-use super::roce_link::{RoceLink, RoceListener, addresses, not_listening, scope};
+use super::roce_link::{Half, RoceLink, RoceListener, addresses, not_listening, scope};
 use super::roce_name::RoceName;
 use super::stages::Ending;
 use super::terms::Retries;
 use super::types::{
-    RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED,
-    RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE,
+    RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
+    RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE,
 };
 use crate::verbs::object::lock;
 use crate::verbs::roce;
@@ -38,7 +39,8 @@ struct RoceCalling {
     core: Arc<Core>,
     nic: Nic,
     link: RoceLink,
-    qp: Weak<RoceQp>,
+    /// None where the program moves its own.
+    qp: Option<Weak<RoceQp>>,
     param: RoceConnect,
     src: SocketAddr,
     dst: SocketAddr,
@@ -48,7 +50,8 @@ struct RoceCalling {
 
 impl RoceCalling {
     fn dial(self) -> Result<(), Errno> {
-        let qp = self.qp.upgrade().ok_or(Errno::INVAL)?;
+        let qp = self.qp.as_ref().map(|qp| qp.upgrade().ok_or(Errno::INVAL));
+        let (qp, half) = (qp.transpose()?, self.link.half().clone());
         let port = roce::port(&self.nic.native, self.src.ip(), scope(self.src))?;
         let to = (self.dst, scope(self.dst));
         let (conn, from, param) = (
@@ -62,7 +65,13 @@ impl RoceCalling {
             return Err(Errno::INVAL);
         }
         let on_event = move |event| self.hear(event);
-        let dialled = port.dial(&qp, to, from, &param, on_event);
+        let dialled = match (&qp, half) {
+            (Some(qp), _) => port.dial(qp, to, from, &param, on_event),
+            (None, Half::Programs(num, unreliable)) => {
+                port.dial_for((num, unreliable), to, from, &param, on_event)
+            }
+            (None, Half::Ours(_)) => return Err(Errno::INVAL),
+        };
         *place = Some(Arc::new(dialled.map_err(crate::verbs::errno)?));
         Ok(())
     }
@@ -111,7 +120,10 @@ impl Core {
         param: &ConnParam,
         begin: &Begin,
     ) -> Result<(), Errno> {
-        let qp = link.qp()?;
+        let qp = match link.half() {
+            Half::Ours(_) => Some(Arc::downgrade(&link.qp()?)),
+            Half::Programs(..) => None,
+        };
         let (src, dst, retries) = {
             let mut setup = self.setup();
             let (true, Some(Port::Stream(_)), Some(src), Some(dst)) =
@@ -129,7 +141,7 @@ impl Core {
             core: Arc::clone(self),
             nic: nic.clone(),
             link: link.clone(),
-            qp: Arc::downgrade(&qp),
+            qp,
             param: wish(param, retries),
             src,
             dst,
@@ -166,9 +178,7 @@ impl Core {
                     link.close();
                     return;
                 }
-                if let Ok(qp) = link.name.get() {
-                    qp.show_depths(depths);
-                }
+                link.show_depths(depths);
                 return self.tell(News {
                     private_data,
                     depths: (depths.0.into(), depths.1.into()),
@@ -177,6 +187,35 @@ impl Core {
                         rnr: rnr_retry,
                     },
                     ..News::new(RDMA_CM_EVENT_ESTABLISHED)
+                });
+            }
+            RoceEvent::Replied {
+                private_data,
+                depths,
+                terms,
+            } => {
+                {
+                    let mut setup = self.setup();
+                    setup.remote = setup.dst.map(|dst| Remote {
+                        qp_num: terms.dest_qp,
+                        gid: gid_of(dst.ip()),
+                    });
+                    setup.depths = (depths.0.into(), depths.1.into());
+                    setup.terms = Some(terms);
+                }
+                if !self.joined(Link::Roce(link.clone())) {
+                    link.close();
+                    return;
+                }
+                return self.tell(News {
+                    private_data,
+                    depths: (depths.0.into(), depths.1.into()),
+                    retries: Retries {
+                        count: 0,
+                        rnr: terms.rnr_retry,
+                    },
+                    qp_num: terms.dest_qp,
+                    ..News::new(RDMA_CM_EVENT_CONNECT_RESPONSE)
                 });
             }
             RoceEvent::Disconnected => return drop(Ending(Arc::clone(self))),
@@ -252,6 +291,7 @@ impl Core {
             private_data,
             depths: request.depths(),
             retries: request.retries(),
+            qp_num: request.remote().map_or(0, |remote| remote.qp_num),
             request: Some(Unseen::new(request)),
             ..News::new(RDMA_CM_EVENT_CONNECT_REQUEST)
         });
@@ -263,14 +303,15 @@ impl Core {
         param: &ConnParam,
         retries: Retries,
     ) -> Result<(), Errno> {
-        let qp = link.qp()?;
+        let qp = match link.half() {
+            Half::Ours(_) => Some(link.qp()?),
+            Half::Programs(..) => None,
+        };
         let request = self.request()?;
         let (core, told) = (Arc::clone(self), link.clone());
         let on_event = move |event| {
             if let RoceEvent::Established { depths, .. } = event {
-                if let Ok(qp) = told.name.get() {
-                    qp.show_depths(depths);
-                }
+                told.show_depths(depths);
                 core.tell(News::new(RDMA_CM_EVENT_ESTABLISHED));
             } else {
                 // The peer has gone, whether it has said so or not.
@@ -278,7 +319,12 @@ impl Core {
                 drop(Ending(Arc::clone(&core)));
             }
         };
-        let accepted = request.accept_roce(&qp, &wish(param, retries), on_event);
+        let param = wish(param, retries);
+        let accepted = match (&qp, link.half()) {
+            (Some(qp), _) => request.accept_roce(qp, &param, on_event),
+            (None, Half::Programs(num, _)) => request.accept_roce_for(*num, &param, on_event),
+            (None, Half::Ours(_)) => Err(Errno::INVAL),
+        };
         let conn = accepted.inspect_err(|_| {
             self.failed();
         })?;
@@ -287,7 +333,7 @@ impl Core {
             link.close();
             return Err(Errno::INVAL);
         }
-        if qp.state() == weft_verbs::QpState::Error {
+        if qp.is_some_and(|qp| qp.state() == weft_verbs::QpState::Error) {
             // It ended meanwhile, and nobody has heard it.
             drop(Ending(Arc::clone(self)));
         }

@@ -9,13 +9,22 @@ use weft_verbs::{Error, RoceConn, RoceListening, RoceQp};
 use super::roce_name::RoceName;
 use crate::verbs::errno;
 use crate::verbs::gid::gids;
-use crate::verbs::object::{Name, lock};
+use crate::verbs::object::{Guard, Name, lock};
 use crate::verbs::qp::QpObj;
+
+/// The queue pair of a connection of RoCE.
+#[derive(Clone)]
+pub(super) enum Half {
+    /// The identifier's.
+    Ours(Name<QpObj>),
+    /// One of this number, which the program moves itself; and whether it is unreliable (UC).
+    Programs(u32, bool),
+}
 
 /// A queue pair that speaks RoCE, and its connection once there is one.
 #[derive(Clone)]
 pub(super) struct RoceLink {
-    pub(super) name: Name<QpObj>,
+    half: Half,
     pub(super) conn: Arc<Mutex<Option<Arc<RoceConn>>>>,
 }
 
@@ -65,16 +74,48 @@ pub(super) fn not_listening(
 }
 
 impl RoceLink {
-    pub(super) fn new(name: Name<QpObj>) -> RoceLink {
+    pub(super) fn new(half: Half) -> RoceLink {
         RoceLink {
-            name,
+            half,
             conn: Arc::default(),
         }
     }
 
+    pub(super) fn half(&self) -> &Half {
+        &self.half
+    }
+
+    /// The identifier's queue pair; `EINVAL` where the program moves its own.
+    pub(super) fn object(&self) -> Result<Guard<QpObj>, Errno> {
+        match &self.half {
+            Half::Ours(name) => name.get(),
+            Half::Programs(..) => Err(Errno::INVAL),
+        }
+    }
+
+    /// As [`RoceLink::object`].
     pub(super) fn qp(&self) -> Result<Arc<RoceQp>, Errno> {
-        let qp = self.name.get()?;
-        qp.roce.as_ref().ok_or(Errno::INVAL)?.native()
+        self.object()?.roce.as_ref().ok_or(Errno::INVAL)?.native()
+    }
+
+    /// What the connection has settled, where the program asks its queue pair.
+    pub(super) fn show_depths(&self, depths: (u8, u8)) {
+        if let Ok(qp) = self.object() {
+            qp.show_depths(depths);
+        }
+    }
+
+    /// The program's queue pair, which it moves itself, is ready.
+    pub(super) fn establish(&self) -> Result<(), Errno> {
+        let conn = lock(&self.conn).clone().ok_or(Errno::INVAL)?;
+        conn.establish().map_err(errno)
+    }
+
+    /// The program has got a message of the peer.
+    pub(super) fn heard(&self) {
+        if let Some(conn) = lock(&self.conn).clone() {
+            conn.heard();
+        }
     }
 
     /// Ends the connection: the peer is told.

@@ -51,7 +51,7 @@ impl Core {
     pub(super) fn joined(&self, link: Link) -> bool {
         let qp = match &link {
             Link::Program(name) => name.get().ok(),
-            Link::Roce(link) => link.name.get().ok(),
+            Link::Roce(link) => link.object().ok(),
             Link::Carrier(_) => None,
         };
         if let Some(qp) = qp {
