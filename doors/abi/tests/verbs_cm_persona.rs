@@ -301,16 +301,34 @@ fn one_side_may_leave_its_queue_pair_to_the_library() {
     server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
     accepted.end();
 
-    // In the other direction the request belongs to a queue pair, and no carrier can answer it.
     let id = client.connecting(listener.port(), b"");
     let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    assert_eq!(event.qp_num(), 0);
+    let peer = event.qp_num();
     let accepted = event.id();
     event.ack();
     let far = Own::new(&accepted);
-    assert_eq!(accepted.accept(&far.param(b"")), Err(libc::EINVAL));
-    accepted.destroy();
-    client.expect_status(RDMA_CM_EVENT_REJECTED, 28).ack();
+    if std::env::var_os("WEFT_IB_WIRE").is_some_and(|wire| wire == "roce") {
+        // The other direction: every request of RoCE names its queue pair.
+        assert_eq!(peer, unsafe { (*(*id.0).qp).qp_num });
+        post_recv(&accepted, far.qp, 7);
+        far.to(&accepted, IBV_QPS_RTR);
+        far.to(&accepted, IBV_QPS_RTS);
+        accepted.accept(&far.param(b"")).unwrap();
+        client.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+        server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+        assert_eq!(post_send(&id, unsafe { (*id.0).qp }, 8), 0);
+        let got = completion(&accepted, far.cq, LONG).unwrap();
+        assert_eq!((got.wr_id, got.status), (7, IBV_WC_SUCCESS));
+        id.disconnect().unwrap();
+        cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
+        accepted.destroy();
+    } else {
+        // The request belongs to a queue pair, and no carrier can answer it.
+        assert_eq!(peer, 0);
+        assert_eq!(accepted.accept(&far.param(b"")), Err(libc::EINVAL));
+        accepted.destroy();
+        client.expect_status(RDMA_CM_EVENT_REJECTED, 28).ack();
+    }
     far.destroy();
     id.end();
     listener.destroy();
