@@ -11,7 +11,7 @@ use weft_wire::roce::{
     rnr_delay,
 };
 
-const T0: Now = Now::from_secs(1);
+pub(super) const T0: Now = Now::from_secs(1);
 const TICK: Duration = Duration::from_nanos(1);
 const CONFIG: Config = Config {
     service: Service::Rc,
@@ -37,7 +37,7 @@ const READ: Op = Op::Read {
     src_to: 0x100,
 };
 
-fn connection() -> Connection {
+pub(super) fn connection() -> Connection {
     Connection::new(CONFIG)
 }
 
@@ -47,7 +47,7 @@ fn post(conn: &mut Connection, op: Op, len: u32) -> u64 {
 }
 
 /// The packets that go now.
-fn packets(conn: &mut Connection, now: Now) -> Vec<(Header, Payload)> {
+pub(super) fn packets(conn: &mut Connection, now: Now) -> Vec<(Header, Payload)> {
     let mut all = Vec::new();
     loop {
         let mut raw = Vec::new();
@@ -74,11 +74,11 @@ fn dones(conn: &mut Connection) -> Vec<Status> {
         .collect()
 }
 
-fn request(op: Wire, psn: u32) -> Header {
+pub(super) fn request(op: Wire, psn: u32) -> Header {
     Header::new(Opcode::rc(op), 5, psn)
 }
 
-fn read(psn: u32, va: u64, len: u32) -> Header {
+pub(super) fn read(psn: u32, va: u64, len: u32) -> Header {
     Header {
         reth: Some(Reth { va, rkey: 7, len }),
         ..request(Wire::ReadRequest, psn)
@@ -92,11 +92,14 @@ fn answer(syndrome: Syndrome, psn: u32) -> Header {
     }
 }
 
-const ACK: Syndrome = Syndrome::Ack(31);
+pub(super) const ACK: Syndrome = Syndrome::Ack(31);
 const LOST: Syndrome = Syndrome::Nak(NakCode::SequenceError);
 
 /// What the responder answers to these packets of these lengths, each placed if it may be.
-fn answers(conn: &mut Connection, requests: &[(Header, u32)]) -> Vec<(u32, Option<Syndrome>)> {
+pub(super) fn answers(
+    conn: &mut Connection,
+    requests: &[(Header, u32)],
+) -> Vec<(u32, Option<Syndrome>)> {
     for (header, len) in requests {
         match conn.rx(T0, header, *len) {
             Rx::PlaceWrite { .. } | Rx::PlaceRecv { .. } => {
@@ -844,65 +847,6 @@ fn packets_and_local(conn: &mut Connection) -> Vec<Option<u32>> {
         Some(Some(Header::parse(&raw).expect("a packet").0.psn))
     })
     .collect()
-}
-
-#[test]
-fn a_message_that_is_refused_after_its_placement_is_not_acknowledged() {
-    let mut conn = connection();
-    let send = Header {
-        ack_request: true,
-        invalidate: Some(3),
-        ..request(Wire::SendOnlyInvalidate, 100)
-    };
-    conn.rx(T0, &send, 1);
-    assert!(conn.rx_placed().is_some());
-    conn.refuse(NakCode::RemoteAccess);
-    let sent: Vec<_> = packets(&mut conn, T0)
-        .iter()
-        .map(|(header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome)))
-        .collect();
-    let nak = Syndrome::Nak(NakCode::RemoteAccess);
-    assert_eq!(sent, [(99, Some(ACK)), (100, Some(nak))]);
-}
-
-#[test]
-fn memory_that_has_gone_under_a_repeated_answer_ends_no_connection() {
-    let mut conn = connection();
-    let read = read(100, 0, 600);
-    assert_eq!(answers(&mut conn, &[(read, 0)]).len(), 3);
-    // The peer has the answer, and its repeated requests were late; or it has not, and fails.
-    for _ in 0..3 {
-        conn.rx(T0, &read, 0);
-        conn.next_tx(T0, &mut Vec::new()).expect("the answer again");
-        conn.source_gone();
-        let nak = Syndrome::Nak(NakCode::RemoteAccess);
-        let sent: Vec<_> = packets(&mut conn, T0)
-            .iter()
-            .map(|(header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome)))
-            .collect();
-        assert_eq!((sent, conn.state()), (vec![(100, Some(nak))], State::Open));
-    }
-}
-
-#[test]
-fn memory_that_goes_before_a_later_refusal_is_told_of_instead() {
-    let mut conn = connection();
-    conn.rx(T0, &read(100, 0, 600), 0);
-    conn.accept_read();
-    let invalid = Header {
-        reth: None,
-        ..request(Wire::SendMiddle, 103)
-    };
-    assert_eq!(conn.rx(T0, &invalid, 256), Rx::Nothing);
-    assert_eq!(conn.state(), State::Failed);
-    conn.next_tx(T0, &mut Vec::new()).expect("the answer");
-    conn.source_gone();
-    let sent: Vec<_> = packets(&mut conn, T0)
-        .iter()
-        .map(|(header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome)))
-        .collect();
-    let nak = Syndrome::Nak(NakCode::RemoteAccess);
-    assert_eq!(sent, [(100, Some(nak))]);
 }
 
 #[test]

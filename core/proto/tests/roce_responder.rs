@@ -1,0 +1,137 @@
+//! The responder: memory that goes, refusals after a placement, and numbers that wrap.
+
+use std::time::Duration;
+
+use weft_proto::dgram::Now;
+use weft_proto::roce::{Config, Connection, Rx, State};
+use weft_wire::roce::{
+    AtomicEth, DEFAULT_PKEY, Header, NakCode, Op as Wire, Opcode, Reth, Service, Syndrome,
+};
+
+use super::roce_rules::{ACK, T0, answers, connection, packets, read, request};
+
+const NOW: Now = Duration::from_secs(1);
+const FIRST: u32 = 100;
+
+/// Everything that goes now; the last packet.
+fn drain(conn: &mut Connection) -> Option<Vec<u8>> {
+    let (mut last, mut raw) = (None, Vec::new());
+    // Long answers are interrupted once in a while.
+    for _ in 0..2 {
+        while conn.next_tx(NOW, &mut raw).is_some() {
+            last = Some(std::mem::take(&mut raw));
+        }
+    }
+    last
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "sixteen million packets")]
+fn a_repeated_atomic_is_not_a_read_of_the_turn_before() {
+    let mut conn: Connection = Connection::new(Config {
+        service: Service::Rc,
+        dest_qp: 9,
+        pkey: DEFAULT_PKEY,
+        mtu: 256,
+        sq_psn: 0,
+        rq_psn: FIRST,
+        ord: 16,
+        ird: 16,
+        timeout: 14,
+        retry_count: 2,
+        rnr_retry: 1,
+        rnr_timer: 12,
+        window: 64,
+    });
+    // Four Reads of 2^22 packets use all 2^24 numbers once.
+    for turn in 0..4 {
+        let read = Header {
+            reth: Some(Reth {
+                va: 0,
+                rkey: 7,
+                len: 1 << 30,
+            }),
+            ..Header::new(Opcode::rc(Wire::ReadRequest), 5, FIRST + (turn << 22))
+        };
+        assert!(matches!(conn.rx(NOW, &read, 0), Rx::ReadRequested { .. }));
+        conn.accept_read();
+        while drain(&mut conn).is_some() {}
+    }
+    let atomic = Header {
+        atomic: Some(AtomicEth {
+            va: 8,
+            rkey: 7,
+            swap_add: 1,
+            compare: 0,
+        }),
+        ..Header::new(Opcode::rc(Wire::FetchAdd), 5, FIRST)
+    };
+    assert!(matches!(
+        conn.rx(NOW, &atomic, 0),
+        Rx::AtomicRequested { .. }
+    ));
+    conn.atomic_done(41);
+    let first = drain(&mut conn).expect("an answer");
+    // The answer was lost, and the request comes again.
+    assert!(matches!(conn.rx(NOW, &atomic, 0), Rx::Nothing));
+    assert_eq!(drain(&mut conn), Some(first));
+}
+
+#[test]
+fn a_message_that_is_refused_after_its_placement_is_not_acknowledged() {
+    let mut conn = connection();
+    let send = Header {
+        ack_request: true,
+        invalidate: Some(3),
+        ..request(Wire::SendOnlyInvalidate, 100)
+    };
+    conn.rx(T0, &send, 1);
+    assert!(conn.rx_placed().is_some());
+    conn.refuse(NakCode::RemoteAccess);
+    let sent: Vec<_> = packets(&mut conn, T0)
+        .iter()
+        .map(|(header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome)))
+        .collect();
+    let nak = Syndrome::Nak(NakCode::RemoteAccess);
+    assert_eq!(sent, [(99, Some(ACK)), (100, Some(nak))]);
+}
+
+#[test]
+fn memory_that_has_gone_under_a_repeated_answer_ends_no_connection() {
+    let mut conn = connection();
+    let read = read(100, 0, 600);
+    assert_eq!(answers(&mut conn, &[(read, 0)]).len(), 3);
+    // The peer has the answer, and its repeated requests were late; or it has not, and fails.
+    for _ in 0..3 {
+        conn.rx(T0, &read, 0);
+        conn.next_tx(T0, &mut Vec::new()).expect("the answer again");
+        conn.source_gone();
+        let nak = Syndrome::Nak(NakCode::RemoteAccess);
+        let sent: Vec<_> = packets(&mut conn, T0)
+            .iter()
+            .map(|(header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome)))
+            .collect();
+        assert_eq!((sent, conn.state()), (vec![(100, Some(nak))], State::Open));
+    }
+}
+
+#[test]
+fn memory_that_goes_before_a_later_refusal_is_told_of_instead() {
+    let mut conn = connection();
+    conn.rx(T0, &read(100, 0, 600), 0);
+    conn.accept_read();
+    let invalid = Header {
+        reth: None,
+        ..request(Wire::SendMiddle, 103)
+    };
+    assert_eq!(conn.rx(T0, &invalid, 256), Rx::Nothing);
+    assert_eq!(conn.state(), State::Failed);
+    conn.next_tx(T0, &mut Vec::new()).expect("the answer");
+    conn.source_gone();
+    let sent: Vec<_> = packets(&mut conn, T0)
+        .iter()
+        .map(|(header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome)))
+        .collect();
+    let nak = Syndrome::Nak(NakCode::RemoteAccess);
+    assert_eq!(sent, [(100, Some(nak))]);
+}
