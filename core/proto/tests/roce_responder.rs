@@ -135,3 +135,28 @@ fn memory_that_goes_before_a_later_refusal_is_told_of_instead() {
     let nak = Syndrome::Nak(NakCode::RemoteAccess);
     assert_eq!(sent, [(100, Some(nak))]);
 }
+
+#[test]
+fn a_peer_that_asks_again_is_told_again_what_is_missing() {
+    let mut conn = connection();
+    let asks = |psn| Header {
+        ack_request: true,
+        ..request(Wire::SendOnly, psn)
+    };
+    let nak = [(100, Some(Syndrome::Nak(NakCode::SequenceError)))];
+    // The first is lost. The others are the heels of it.
+    assert_eq!(answers(&mut conn, &[(asks(101), 0)]), nak);
+    assert_eq!(answers(&mut conn, &[(asks(102), 0), (asks(103), 0)]), []);
+    // One that was overtaken is no question.
+    assert_eq!(answers(&mut conn, &[(asks(102), 0)]), []);
+    // What was said is lost, and the peer repeats the packet that it sent last.
+    assert_eq!(answers(&mut conn, &[(asks(103), 0)]), nak);
+    let all = [
+        (asks(100), 0),
+        (asks(101), 0),
+        (asks(102), 0),
+        (asks(103), 0),
+    ];
+    assert_eq!(answers(&mut conn, &all).last(), Some(&(103, Some(ACK))));
+    assert_eq!(answers(&mut conn, &[(asks(105), 0)]).len(), 1);
+}

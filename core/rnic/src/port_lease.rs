@@ -1,6 +1,6 @@
 //! Who receives from a UDP port: a thread that polls a completion queue behind it, or the engine, which watches the socket while the port is armed.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a thread that has stopped polling keeps the lease.
@@ -11,6 +11,9 @@ pub(crate) struct PortLease {
     armed: AtomicBool,
     /// A timer looks after the lease.
     timed: AtomicBool,
+    /// When that timer comes, in nanoseconds after `began`. The port's other timers are none of the lease.
+    due: AtomicU64,
+    began: Instant,
     polls: AtomicU32,
     /// Of those, the ones that the timer has seen.
     seen: AtomicU32,
@@ -22,6 +25,8 @@ impl Default for PortLease {
         PortLease {
             armed: AtomicBool::new(true),
             timed: AtomicBool::new(false),
+            due: AtomicU64::new(0),
+            began: Instant::now(),
             polls: AtomicU32::new(0),
             seen: AtomicU32::new(0),
         }
@@ -63,18 +68,50 @@ impl PortLease {
 
     /// When a timer is to look after the lease; `None`: one does.
     pub(crate) fn watch(&self) -> Option<Instant> {
-        (!self.timed.swap(true, Ordering::SeqCst)).then(|| Instant::now() + LEASE)
+        if self.timed.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        let at = Instant::now() + LEASE;
+        // A time is stored only where its timer follows.
+        let due = (at - self.began).as_nanos() as u64;
+        self.due.store(due, Ordering::SeqCst);
+        Some(at)
     }
 
-    /// The timer has come. True: the engine has the port.
-    pub(crate) fn expired(&self) -> bool {
+    /// A timer of the port has come, and whether the engine has the port. `None`: it is not the timer that looks after the lease, which comes later. Without
+    /// this difference each other timer would add one that looks after the lease, for ever.
+    pub(crate) fn expired(&self) -> Option<bool> {
+        let due = Duration::from_nanos(self.due.load(Ordering::SeqCst));
+        if self.timed.load(Ordering::SeqCst) && self.began.elapsed() < due {
+            return None;
+        }
         self.timed.store(false, Ordering::SeqCst);
-        self.is_armed()
+        Some(self.is_armed())
     }
 
     /// Whether no thread has polled since this was asked last.
     pub(crate) fn is_over(&self) -> bool {
         let polls = self.polls.load(Ordering::SeqCst);
         self.seen.swap(polls, Ordering::SeqCst) == polls
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_timers_of_the_port_are_none_of_the_lease() {
+        let lease = PortLease::default();
+        assert!(lease.poll());
+        let at = lease.watch().expect("a timer");
+        assert_eq!(lease.watch(), None);
+        if Instant::now() < at - LEASE / 2 {
+            assert_eq!(lease.expired(), None);
+            assert_eq!(lease.watch(), None, "the first timer is still to come");
+        }
+        std::thread::sleep(at.saturating_duration_since(Instant::now()) + LEASE / 10);
+        assert_eq!(lease.expired(), Some(false));
+        assert!(lease.watch().is_some());
     }
 }

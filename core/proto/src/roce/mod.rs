@@ -347,6 +347,8 @@ pub struct Connection<W = ()> {
     interrupted: bool,
     /// The packet expected was asked for.
     nak_sent: bool,
+    /// The newest packet that came since then and is not expected yet.
+    early: Option<u32>,
     resources: VecDeque<Resource>,
     out: VecDeque<Out>,
     /// Requests since the last answer.
@@ -389,6 +391,7 @@ impl<W> Connection<W> {
             burst: responder::BURST,
             interrupted: false,
             nak_sent: false,
+            early: None,
             resources: VecDeque::new(),
             out: VecDeque::new(),
             requests: 0,

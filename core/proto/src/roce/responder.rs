@@ -133,9 +133,17 @@ impl<W> Connection<W> {
                 return Rx::Nothing;
             }
             _ => {
-                if !self.nak_sent {
+                // The newest packet comes again where the peer asks what is here: it has not got what was said.
+                let asks = header.ack_request && self.early == Some(header.psn);
+                if !self.nak_sent || asks {
                     self.nak_sent = true;
                     self.tell(Syndrome::Nak(NakCode::SequenceError));
+                }
+                if self
+                    .early
+                    .is_none_or(|early| distance(header.psn, early) > 0)
+                {
+                    self.early = Some(header.psn);
                 }
                 return Rx::Nothing;
             }
@@ -456,6 +464,7 @@ impl<W> Connection<W> {
     fn advance(&mut self, packets: u32) {
         self.expected = ahead(self.expected, packets);
         self.nak_sent = false;
+        self.early = None;
     }
 
     /// Everything before the packet expected has arrived.

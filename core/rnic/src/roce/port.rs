@@ -740,7 +740,7 @@ impl Source for PortInner {
 
     fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
         self.ring_alarms();
-        if self.lease.expired() {
+        if self.lease.expired() != Some(false) {
             return;
         }
         self.resume();

@@ -268,7 +268,7 @@ impl Source for PortInner {
         if self.locals.any() {
             self.locals.knock_again();
         }
-        if self.lease.expired() {
+        if self.lease.expired() != Some(false) {
             return;
         }
         self.flush_deferred();

@@ -72,9 +72,16 @@ impl Listening {
 /// Of the lossy stack, one packet in so many is lost.
 const LOSS: u64 = 1000;
 
-#[derive(Default)]
 struct Loss {
     sent: AtomicU64,
+}
+
+impl Default for Loss {
+    /// Each side loses others: the zero of the stream is always a loss.
+    fn default() -> Loss {
+        let sent = AtomicU64::new(u64::from(std::process::id()) << 32 | 1);
+        Loss { sent }
+    }
 }
 
 impl RoceFaults for Loss {
