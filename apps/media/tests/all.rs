@@ -1,4 +1,5 @@
 //! The tests of this crate.
 
+mod blocks;
 mod clear;
 mod torn;
