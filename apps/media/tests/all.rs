@@ -2,4 +2,6 @@
 
 mod blocks;
 mod clear;
+#[cfg(feature = "program")]
+mod mpv;
 mod torn;

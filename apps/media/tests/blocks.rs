@@ -79,14 +79,7 @@ impl Bed {
 
     fn open(&self, mode: LocalMode) -> Viewer {
         let device = Device::builder().local(mode).open().unwrap();
-        self.open_with(&device, &Dial::new(self.addr, None))
-    }
-
-    fn open_with(&self, device: &Device, dial: &Dial) -> Viewer {
-        let viewer = Viewer::open(device, dial, &title()).unwrap();
-        let content = viewer.grant().content;
-        assert!(matches!(content, Content::Blocks(_)), "{content:?}");
-        viewer
+        open_with(&device, &Dial::new(self.addr, None))
     }
 
     fn check(&self, viewer: &mut Viewer, from: usize, len: usize) {
@@ -97,6 +90,13 @@ impl Bed {
     fn path(&self) -> std::path::PathBuf {
         Path::new(self.dir.path()).join("a.mp4")
     }
+}
+
+fn open_with(device: &Device, dial: &Dial) -> Viewer {
+    let viewer = Viewer::open(device, dial, &title()).unwrap();
+    let content = viewer.grant().content;
+    assert!(matches!(content, Content::Blocks(_)), "{content:?}");
+    viewer
 }
 
 fn title() -> Request {
@@ -119,7 +119,7 @@ fn a_movie_that_does_not_fit_comes_whole_and_from_anywhere() {
                 depth,
                 ..Dial::new(bed.addr, None)
             };
-            let mut viewer = bed.open_with(&device, &dial);
+            let mut viewer = open_with(&device, &dial);
             bed.check(&mut viewer, from, LEN - from);
             // Jumps, back as well, and to the end.
             for at in [8_000_000, 5, LEN - 1, 65_535, 3_000_000, 65_536] {

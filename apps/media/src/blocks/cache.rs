@@ -418,27 +418,21 @@ mod tests {
         fn every_ask_is_answered_once(steps in proptest::collection::vec((0_u8..6, 0_u64..5, 0_u64..12), 0..300)) {
             let mut now = Instant::now();
             let mut cache = Cache::new(10, 3);
-            let (mut fills, mut open) = (VecDeque::new(), Vec::<Asked>::new());
+            let (mut fills, mut open) = (VecDeque::<(u64, Place)>::new(), Vec::<Asked>::new());
             let mut there: HashMap<u32, (u64, u64)> = HashMap::new();
             let settle = 400;
             for step in 0..steps.len() + settle {
                 let (what, viewer, block) = steps.get(step).copied().unwrap_or((1, 0, 0));
                 let actions = match what {
-                    0 => {
+                    1 if !fills.is_empty() => {
+                        let (block, place) = fills.pop_front().unwrap();
+                        there.insert(place.slot, (block, place.generation));
+                        cache.filled(now, place, Ok(()))
+                    }
+                    0 | 1 => {
                         now += LEASE / 4;
                         cache.advance(now)
                     }
-                    1 => match fills.pop_front() {
-                        Some((block, place)) => {
-                            let Place { slot, generation } = place;
-                            there.insert(slot, (block, generation));
-                            cache.filled(now, place, Ok(()))
-                        }
-                        None => {
-                            now += LEASE / 4;
-                            cache.advance(now)
-                        }
-                    },
                     2 => {
                         open.retain(|asked| asked.viewer != viewer);
                         cache.leave(now, viewer)
