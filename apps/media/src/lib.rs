@@ -12,6 +12,7 @@ pub mod blocks;
 pub mod boxes;
 pub mod client;
 pub mod cut;
+pub mod desk;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 #[cfg(feature = "http")]
@@ -21,6 +22,7 @@ pub mod names;
 pub mod rtp;
 pub mod server;
 pub mod shelf;
+pub mod stamp;
 pub mod ts;
 pub mod viewers;
 pub mod watch;

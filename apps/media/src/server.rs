@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use crate::blocks::desk::Desk;
+use crate::desk::Desk;
 use crate::shelf::{Movie, Shelf};
 use crate::viewers::{Caller, Host};
 use crate::wire::{Refusal, Request};

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -18,6 +17,7 @@ use weft_verbs::{Access, Device, Mr, Pd};
 
 use crate::blocks::{self, Film};
 use crate::names;
+use crate::stamp::Stamp;
 use crate::wire::{Content, Grant, Refusal};
 
 /// How often a file that changes during reading is read again.
@@ -112,35 +112,6 @@ pub struct Shelf {
     catalogue: Mutex<Option<(Vec<u8>, Arc<Movie>)>>,
 }
 
-/// Which state of a file it is: device, inode, length, time of the last change.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Stamp([u64; 5]);
-
-impl Stamp {
-    /// # Errors
-    /// As `fstat(2)`.
-    pub fn of(file: &File) -> io::Result<Self> {
-        let meta = file.metadata()?;
-        Ok(Self([
-            meta.dev(),
-            meta.ino(),
-            meta.len(),
-            meta.mtime().cast_unsigned(),
-            meta.mtime_nsec().cast_unsigned(),
-        ]))
-    }
-
-    /// The same for the same state of the same file; others differ but by chance (FNV-1a, 128 bits).
-    fn version(self) -> [u8; 16] {
-        let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-        for byte in self.0.iter().flat_map(|word| word.to_be_bytes()) {
-            hash =
-                (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-        }
-        hash.to_be_bytes()
-    }
-}
-
 impl Shelf {
     /// For the files below `dir`, in at most `limit` bytes of memory.
     pub fn new(device: &Device, dir: OwnedFd, limit: u64) -> Self {
@@ -219,7 +190,7 @@ impl Shelf {
     pub fn load(&self, name: &str) -> Result<Arc<Movie>, Refusal> {
         for _ in 0..TRIES {
             let (file, stamp) = self.open(name)?;
-            let len = stamp.0[2];
+            let len = stamp.len();
             let Some(room) = self.make_room(len) else {
                 return self.in_blocks(name, file, stamp);
             };
@@ -253,7 +224,7 @@ impl Shelf {
 
     /// Serves a file from slots in half of the memory, or in as much less as can be had.
     fn in_blocks(&self, name: &str, file: File, stamp: Stamp) -> Result<Arc<Movie>, Refusal> {
-        let len = stamp.0[2];
+        let len = stamp.len();
         let mut memory = self.limit / 2;
         while memory >= blocks::LEAST {
             let layout = blocks::layout(memory);

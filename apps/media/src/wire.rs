@@ -14,6 +14,8 @@ pub const NOTICE_LEN: usize = 24;
 pub const SLOT_LEN: usize = 64;
 /// Most slots of a live index.
 pub const MAX_SLOTS: u32 = 1 << 16;
+/// Messages of a viewer that may be unanswered.
+pub const ASKS: u32 = 4;
 /// Length of an [`Ask`] in bytes.
 pub const ASK_LEN: usize = 16;
 /// Length of the word of a slot of a movie in blocks, which has the generation of the block that is there.

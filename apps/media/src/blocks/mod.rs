@@ -5,7 +5,6 @@
 //! the server takes a slot away without asking anybody.
 
 pub mod cache;
-pub mod desk;
 
 use std::fs::File;
 use std::io;
@@ -14,7 +13,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use weft_verbs::Mr;
 
-use crate::shelf::Stamp;
+use crate::stamp::Stamp;
 use crate::wire::{Blocks, Denial, Place};
 use cache::Cache;
 

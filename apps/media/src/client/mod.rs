@@ -14,11 +14,10 @@ use weft_verbs::{
     Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, Rnr, SendWr, Wc, WcOpcode, WcStatus,
 };
 
-use crate::blocks::desk::ASKS;
 use crate::viewers::{READS, param};
 use crate::wire::{
-    self, Answer, Ask, Content, Denial, Grant, NOTICE_LEN, Notice, Refusal, Request, WORD_LEN,
-    WireError,
+    self, ASKS, Answer, Ask, Content, Denial, Grant, NOTICE_LEN, Notice, Refusal, Request,
+    WORD_LEN, WireError,
 };
 use known::{Known, Target};
 

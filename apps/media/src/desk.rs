@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 use weft_service::lock;
 use weft_verbs::{Access, Cq, Device, Error, Mr, Qp, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
-use super::cache::{Action, Asked};
+use crate::blocks::Film;
+use crate::blocks::cache::{Action, Asked};
 use crate::shelf::Movie;
-use crate::viewers::{Caller, Receiving, SENDS};
-use crate::wire::{ASK_LEN, Answer, Ask, Denial, Place, Refusal};
+use crate::viewers::{Caller, Receiving};
+use crate::wire::{ASK_LEN, ASKS, Answer, Ask, Denial, Place, Refusal};
 
-/// Messages of a viewer that may be unanswered.
-pub const ASKS: u32 = SENDS;
 /// Blocks that are read at the same time.
 const READERS: usize = 2;
 /// Viewers of movies in blocks.
@@ -68,7 +67,7 @@ struct Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         lock(&self.counter.seats).remove(&self.id);
-        let leave = |film: &super::Film| lock(&film.cache).leave(Instant::now(), self.id);
+        let leave = |film: &Film| lock(&film.cache).leave(Instant::now(), self.id);
         let actions = self.seat.movie.film().map(leave);
         self.counter
             .carry_out(&self.seat.movie, actions.unwrap_or_default());
@@ -192,7 +191,7 @@ impl Counter {
             }
             let waiting = std::mem::take(&mut *lock(&self.waiting));
             for movie in waiting {
-                let advance = |film: &super::Film| lock(&film.cache).advance(Instant::now());
+                let advance = |film: &Film| lock(&film.cache).advance(Instant::now());
                 let actions = movie.film().map(advance);
                 self.carry_out(&movie, actions.unwrap_or_default());
             }
