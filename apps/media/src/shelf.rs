@@ -190,7 +190,7 @@ impl Shelf {
     pub fn load(&self, name: &str) -> Result<Arc<Movie>, Refusal> {
         for _ in 0..TRIES {
             let (file, stamp) = self.open(name)?;
-            let len = stamp.len();
+            let len = stamp.length();
             let Some(room) = self.make_room(len) else {
                 return self.in_blocks(name, file, stamp);
             };
@@ -224,7 +224,7 @@ impl Shelf {
 
     /// Serves a file from slots in half of the memory, or in as much less as can be had.
     fn in_blocks(&self, name: &str, file: File, stamp: Stamp) -> Result<Arc<Movie>, Refusal> {
-        let len = stamp.len();
+        let len = stamp.length();
         let mut memory = self.limit / 2;
         while memory >= blocks::LEAST {
             let layout = blocks::layout(memory);

@@ -23,7 +23,7 @@ impl Stamp {
     }
 
     /// The length of the file.
-    pub fn len(self) -> u64 {
+    pub fn length(self) -> u64 {
         self.0[2]
     }
 
