@@ -294,7 +294,7 @@ async fn media(
         Ok(Err(e)) => return open_failed(&e),
         Err(response) => return response,
     };
-    if viewer.grant().content != Content::Movie {
+    if !viewer.grant().content.is_movie() {
         return answer(
             StatusCode::NOT_FOUND,
             "a live stream has a playlist and is no file",

@@ -1,5 +1,7 @@
 //! A viewer's connection: it requests a title, and fetches parts of it by RDMA Reads.
 
+mod known;
+
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +15,11 @@ use weft_verbs::{
 };
 
 use crate::viewers::{READS, param};
-use crate::wire::{self, Grant, NOTICE_LEN, Notice, Refusal, Request, WireError};
+use crate::wire::{
+    self, ASKS, Answer, Ask, Content, Denial, Grant, NOTICE_LEN, Notice, Refusal, Request,
+    WORD_LEN, WireError,
+};
+use known::{Known, Target};
 
 /// Shortest Read in bytes, but for the end of a title (thesis 6.4.1).
 pub const MIN_READ: u32 = 8 << 10;
@@ -21,7 +27,7 @@ pub const MIN_READ: u32 = 8 << 10;
 pub const READ: u32 = 128 << 10;
 /// The default number of outstanding Reads.
 pub const DEPTH: u16 = 8;
-/// Receives for notices.
+/// Receives for notices, and for answers.
 const RECEIVES: u64 = 32;
 /// The first Read after a seek is short, because its bytes are shown first.
 const FIRST: u32 = 32 << 10;
@@ -52,6 +58,9 @@ pub enum ViewError {
     /// Nothing came for so long.
     #[error("the server did not answer for {} s", .0.as_secs())]
     Stalled(Duration),
+    /// The server does not give a part of the movie. The connection goes on.
+    #[error("{}", .0.text())]
+    Denied(Denial),
     /// The server sent what cannot be.
     #[error("the server broke the protocol: {0}")]
     Violation(&'static str),
@@ -95,16 +104,22 @@ pub struct Viewer {
     cq: Cq,
     /// A slot for each Read, and one for the piece that is being looked at.
     slots: Mr,
+    /// For a movie in blocks, a word for each slot: the generation after the Read.
+    words: Mr,
     notices: Mr,
     slot_len: u32,
     count: u64,
     grant: Grant,
+    /// Of a movie in blocks.
+    known: Option<Known>,
     patience: Duration,
     /// Reads posted, and complete, in all.
     posted: u64,
     done: u64,
     /// The end of the last range that was read completely.
     reached: u64,
+    /// How often a block was taken away before it was read.
+    lost: u64,
     inbox: VecDeque<Notice>,
     end: Option<ViewError>,
     opened: Instant,
@@ -138,6 +153,9 @@ impl Viewer {
         let cq = device
             .create_cq(4 * (u32::from(depth) + RECEIVES as u32), None)
             .map_err(local)?;
+        let words = pd
+            .alloc_mr((count * WORD_LEN) as usize, Access::LOCAL_WRITE)
+            .map_err(local)?;
         let slots = pd
             .alloc_mr(count as usize * slot_len as usize, Access::LOCAL_WRITE)
             .map_err(local)?;
@@ -145,7 +163,8 @@ impl Viewer {
             .alloc_mr(RECEIVES as usize * NOTICE_LEN, Access::LOCAL_WRITE)
             .map_err(local)?;
         let init = QpInit {
-            max_send_wr: u32::from(depth) + 1,
+            // A Read of bytes and one of a word for each slot.
+            max_send_wr: 2 * (u32::from(depth) + 1) + ASKS,
             max_recv_wr: RECEIVES as u32,
             max_sge: 1,
             // A notice that finds no receive waits: it is a slow viewer's, and no reason to end.
@@ -174,10 +193,16 @@ impl Viewer {
             Ok(Err(refusal)) => return Err(OpenError::Refused(refusal)),
             Err(e) => return Err(OpenError::Protocol(e)),
         };
+        let known = match grant.content {
+            Content::Blocks(blocks) => Some(Known::new(grant.at, blocks)),
+            _ => None,
+        };
         Ok(Self {
+            known,
             qp: connection.qp,
             cq,
             slots,
+            words,
             notices,
             slot_len,
             count,
@@ -186,6 +211,7 @@ impl Viewer {
             posted: 0,
             done: 0,
             reached: 0,
+            lost: 0,
             inbox: VecDeque::new(),
             end: None,
             opened: Instant::now(),
@@ -202,6 +228,11 @@ impl Viewer {
         self.opened.elapsed()
     }
 
+    /// How often a block of the movie was taken away before it was read, and asked for again.
+    pub fn lost_blocks(&self) -> u64 {
+        self.lost
+    }
+
     /// The transport of the connection: `local`, `tcp` or `tls`.
     pub fn transport(&self) -> &'static str {
         self.qp.path().map_or("tcp", |path| path.transport)
@@ -216,6 +247,7 @@ impl Viewer {
             waiting: VecDeque::new(),
             seek: from != self.reached,
             first: true,
+            again: None,
             viewer: self,
         }
     }
@@ -264,25 +296,87 @@ impl Viewer {
         }
     }
 
-    /// The slot of the next Read but so many, and the Read; it is of at most a slot's length.
-    fn read(&self, after: usize, offset: u64, len: u32) -> (usize, SendWr) {
+    /// The slot of the next Read but so many, and the Read; it is of at most a slot's length. A part of a movie in blocks has a Read of the
+    /// word after it, which alone is signaled.
+    fn read(
+        &self,
+        after: usize,
+        (offset, len): (u64, u32),
+        target: Option<&Target>,
+        reads: &mut Vec<SendWr>,
+    ) -> usize {
         let number = self.posted + after as u64;
-        let slot = (number % self.count) as usize * self.slot_len as usize;
-        let remote = RemoteAddr {
-            addr: self.grant.at.addr + offset,
-            rkey: self.grant.at.rkey,
-        };
-        let read = SendWr::read(number, remote)
-            .sge(self.slots.sge(slot, len as usize))
-            .signaled();
-        (slot, read)
+        let index = (number % self.count) as usize;
+        let slot = index * self.slot_len as usize;
+        let sge = self.slots.sge(slot, len as usize);
+        if let Some(target) = target {
+            let word = self.words.sge(index * WORD_LEN as usize, WORD_LEN as usize);
+            reads.push(SendWr::read(number, target.remote).sge(sge));
+            reads.push(SendWr::read(number, target.word).sge(word).signaled());
+        } else {
+            let remote = RemoteAddr {
+                addr: self.grant.at.addr + offset,
+                rkey: self.grant.at.rkey,
+            };
+            reads.push(SendWr::read(number, remote).sge(sge).signaled());
+        }
+        slot
     }
 
-    /// Posts Reads; the caller has seen that there are slots.
-    fn post(&mut self, reads: &[SendWr]) -> Result<(), ViewError> {
+    /// Whether the bytes of a Read are those that were asked for.
+    fn is_there(&self, waiting: &Waiting) -> Result<bool, ViewError> {
+        let Some(generation) = waiting.generation else {
+            return Ok(true);
+        };
+        let index = waiting.piece.slot / self.slot_len as usize;
+        let mut word = [0; WORD_LEN as usize];
+        let read = self.words.read(index * WORD_LEN as usize, &mut word);
+        read.map_err(|e| ViewError::Local(e.to_string()))?;
+        Ok(u64::from_be_bytes(word) == generation)
+    }
+
+    /// Asks for the block of this byte, unless it is known or asked for; nothing of a movie that is not in blocks.
+    fn ask(&mut self, offset: u64, ahead: bool) -> Result<(), ViewError> {
+        let Some(known) = &mut self.known else {
+            return Ok(());
+        };
+        let block = known.block_of(offset);
+        if !known.must_ask(block, ahead) {
+            return Ok(());
+        }
+        let message = Ask { block, ahead }.encode();
+        let send = SendWr::send(block).inline(&message).signaled();
+        let sent = self.qp.post_send_one(send);
+        sent.map_err(|e| self.ended(ViewError::Gone(e.to_string())))
+    }
+
+    /// Waits until the server has said where the block of this byte is.
+    fn wait_for(&mut self, offset: u64) -> Result<(), ViewError> {
+        let deadline = Instant::now() + self.patience;
+        if let Some(known) = &mut self.known {
+            // That of a range that was given up.
+            known.take_denial(known.block_of(offset));
+        }
+        while let Some(known) = &mut self.known
+            && known.find(offset).is_none()
+        {
+            let block = known.block_of(offset);
+            if let Some(why) = known.take_denial(block) {
+                return Err(ViewError::Denied(why));
+            }
+            self.ask(offset, false)?;
+            if !self.pump(Some(deadline))? {
+                return Err(self.ended(ViewError::Stalled(self.patience)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts so many Reads, and those of words; the caller has seen that there are slots.
+    fn post(&mut self, count: usize, reads: &[SendWr]) -> Result<(), ViewError> {
         match self.qp.post_send(reads) {
             Ok(()) => {
-                self.posted += reads.len() as u64;
+                self.posted += count as u64;
                 Ok(())
             }
             Err(e) => Err(self.ended(ViewError::Gone(e.to_string()))),
@@ -334,6 +428,11 @@ impl Viewer {
             .post_recv(&[receive(&self.notices, wc.wr_id % RECEIVES)])
             .map_err(|e| local(&e))?;
         let len = (wc.byte_len as usize).min(NOTICE_LEN);
+        if let Some(known) = &mut self.known {
+            let answer = Answer::decode(&bytes[..len], known.layout());
+            let answer = answer.map_err(|_| ViewError::Violation("a malformed answer"))?;
+            return known.answered(&answer);
+        }
         let notice =
             Notice::decode(&bytes[..len]).map_err(|_| ViewError::Violation("a short notice"))?;
         // A newer one says all that the older ones did.
@@ -362,16 +461,26 @@ fn receive(notices: &Mr, index: u64) -> RecvWr {
     RecvWr::new(index).sge(notices.sge(index as usize * NOTICE_LEN, NOTICE_LEN))
 }
 
+/// A Read that was posted.
+struct Waiting {
+    piece: Piece,
+    /// The number of Reads that have to be complete.
+    reads: u64,
+    /// Of a movie in blocks: what the word has if the bytes are right.
+    generation: Option<u64>,
+}
+
 /// A range that is being fetched, some Reads ahead. Dropping it lets those end.
 pub struct Range<'v> {
     viewer: &'v mut Viewer,
     next: u64,
     end: u64,
-    /// Pieces whose Reads are posted, with the number of Reads that have to be complete for each.
-    waiting: VecDeque<(Piece, u64)>,
+    waiting: VecDeque<Waiting>,
     first: bool,
     /// It does not go on where the last one has ended.
     seek: bool,
+    /// Since when each block that came was taken away before it was read.
+    again: Option<Instant>,
 }
 
 impl Range<'_> {
@@ -381,13 +490,49 @@ impl Range<'_> {
     /// [`ViewError`].
     #[allow(clippy::should_implement_trait)] // a piece borrows a slot that the next one may use
     pub fn next(&mut self) -> Result<Option<Piece>, ViewError> {
-        self.post()?;
-        let Some((piece, reads)) = self.waiting.pop_front() else {
-            self.viewer.reached = self.end;
-            return Ok(None);
+        loop {
+            self.post()?;
+            let Some(waiting) = self.waiting.pop_front() else {
+                self.viewer.reached = self.end;
+                return Ok(None);
+            };
+            self.viewer.complete(waiting.reads)?;
+            if self.viewer.is_there(&waiting)? {
+                self.again = None;
+                self.ask_ahead(waiting.piece.offset)?;
+                return Ok(Some(waiting.piece));
+            }
+            self.go_back(&waiting.piece)?;
+        }
+    }
+
+    /// Asks for the block after that of this byte: the server then reads it while this one is fetched.
+    fn ask_ahead(&mut self, offset: u64) -> Result<(), ViewError> {
+        let Some(known) = &self.viewer.known else {
+            return Ok(());
         };
-        self.viewer.complete(reads)?;
-        Ok(Some(piece))
+        let ahead = offset.saturating_add(known.layout().block.into());
+        let begin = ahead - ahead % u64::from(known.layout().block);
+        if begin < self.end {
+            self.viewer.ask(begin, true)?;
+        }
+        Ok(())
+    }
+
+    /// The block of a piece was taken away before it was read: begins anew with it.
+    fn go_back(&mut self, piece: &Piece) -> Result<(), ViewError> {
+        self.viewer.lost += 1;
+        let patience = self.viewer.patience;
+        let since = *self.again.get_or_insert_with(Instant::now);
+        if since.elapsed() > patience {
+            return Err(self.viewer.ended(ViewError::Stalled(patience)));
+        }
+        if let Some(known) = &mut self.viewer.known {
+            known.forget(known.block_of(piece.offset));
+        }
+        self.waiting.clear();
+        (self.next, self.first) = (piece.offset, true);
+        Ok(())
     }
 
     fn post(&mut self) -> Result<(), ViewError> {
@@ -401,30 +546,44 @@ impl Range<'_> {
         if !self.first && self.waiting.len() > depth / 2 {
             return Ok(());
         }
-        let mut reads = Vec::new();
+        if self.waiting.is_empty() && self.next < self.end {
+            self.viewer.wait_for(self.next)?;
+        }
+        let (mut reads, mut count) = (Vec::new(), 0);
         while self.next < self.end && self.waiting.len() < depth {
+            let known = self.viewer.known.as_ref();
+            let target = match known.map(|known| known.find(self.next)) {
+                None => None,
+                Some(Some(target)) => Some(target),
+                // What is there is given first. The block is asked for, or will be.
+                Some(None) => break,
+            };
             let most = if self.first && self.seek {
                 FIRST.min(self.viewer.slot_len)
             } else {
                 self.viewer.slot_len
             };
             self.first = false;
-            let len = u32::try_from(self.end - self.next).map_or(most, |left| left.min(most));
-            let (slot, read) = self.viewer.read(reads.len(), self.next, len);
-            reads.push(read);
-            let piece = Piece {
-                slot,
-                offset: self.next,
-                len,
-            };
-            let complete_at = self.viewer.posted + reads.len() as u64;
-            self.waiting.push_back((piece, complete_at));
+            let left = (self.end - self.next).min(target.as_ref().map_or(u64::MAX, |t| t.most));
+            let len = u32::try_from(left).map_or(most, |left| left.min(most));
+            let part = (self.next, len);
+            let slot = self.viewer.read(count, part, target.as_ref(), &mut reads);
+            count += 1;
+            self.waiting.push_back(Waiting {
+                piece: Piece {
+                    slot,
+                    offset: self.next,
+                    len,
+                },
+                reads: self.viewer.posted + count as u64,
+                generation: target.map(|target| target.generation),
+            });
             self.next += u64::from(len);
         }
         if reads.is_empty() {
             return Ok(());
         }
-        self.viewer.post(&reads)
+        self.viewer.post(count, &reads)
     }
 
     /// The bytes of a piece.
