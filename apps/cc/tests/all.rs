@@ -3,5 +3,6 @@
 mod common;
 
 mod build;
+mod clang;
 mod compilers;
 mod peers;

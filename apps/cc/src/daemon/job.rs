@@ -382,6 +382,7 @@ impl Shared {
             args: ask.args.clone(),
             beside: ask.beside.clone(),
             pull: task.pull.map(|pulling| pulling.pull.clone()),
+            tree: ask.tree.clone(),
         });
         let Some(bytes) = request.encode() else {
             // The connection is as good as before.

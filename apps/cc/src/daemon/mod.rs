@@ -8,6 +8,7 @@ mod files;
 mod history;
 mod job;
 mod pool;
+mod tree;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -123,6 +124,7 @@ struct Shared {
     digests: Digests,
     packed: job::Packed,
     system: files::System,
+    searches: tree::Searches,
     state: Mutex<State>,
     changed: Condvar,
     work: Mutex<Work>,
@@ -150,6 +152,7 @@ pub fn run(config: Config) -> io::Result<()> {
         digests: Digests::default(),
         packed: job::Packed::default(),
         system: files::System::default(),
+        searches: tree::Searches::default(),
         state: Mutex::default(),
         changed: Condvar::new(),
         work: Mutex::default(),

@@ -29,7 +29,7 @@ use weft_verbs::tls::{PublicKey, Tls};
 use crate::compiler_package::{Cache, Installed};
 use crate::digest::{Digest, Digests};
 use crate::lock;
-use crate::options::Language;
+use crate::options::{Family, Language};
 use crate::wire::{End, PROTOCOL, Report, Verdict};
 
 /// The keys that are admitted, in addition to processes of the worker's own user on its host.
@@ -152,6 +152,7 @@ struct Environment {
     digest: Digest,
     /// Its folder, if it is not one of the system's.
     tools: Option<PathBuf>,
+    family: Family,
     /// It came from a master, and stays while this is there.
     sent: Option<Arc<Installed>>,
 }
@@ -172,6 +173,7 @@ impl Environment {
             command: kept.command.clone(),
             digest,
             tools: Some(kept.dir.clone()),
+            family: kept.family,
             sent: Some(kept),
         }
     }
@@ -354,9 +356,9 @@ impl Shared {
 
     /// Our own compiler of this name, and its digest.
     fn environment(&self, driver: &str, language: Language) -> Result<Environment, String> {
-        if !crate::options::is_driver(driver) {
+        let Some(family) = Family::of(driver) else {
             return Err(format!("`{driver}` is no compiler that workers start"));
-        }
+        };
         let path = {
             let mut drivers = lock(&self.drivers);
             // Names come from masters.
@@ -379,6 +381,7 @@ impl Shared {
         Ok(Environment {
             command: vec![stand_in.unwrap_or(&path).into()],
             digest,
+            family,
             sent: None,
             tools: stand_in.and_then(|path| path.parent().map(Path::to_owned)),
         })

@@ -12,8 +12,8 @@ use super::ServerKeys;
 use crate::values::size;
 
 pub const LONG: &str = "\
-Compile C and C++ with gcc on other machines. `weft cc gcc ...` preprocesses here; a worker reads the text by RDMA Read, compiles it, and writes the object into \
-this machine's memory by RDMA Write. The object equals that of the compiler here, byte for byte: a worker with another compiler is not used. \
+Compile C and C++ with gcc or clang on other machines. `weft cc gcc ...` preprocesses here; a worker reads the text (for clang the source and its headers) by RDMA \
+Read, compiles it, and writes the object into this machine's memory by RDMA Write. The object equals that of the compiler here, byte for byte: a worker with another compiler is not used. \
 Sources that cannot be sent (linking, assembler, -march=native, plugins, ...), and those that fail on workers, are compiled here; `weft cc status` counts the reasons.
 
 A daemon (`weft ccd`), which is started automatically, keeps the connections. TLS 1.3 with the keys of `weft key` encrypts and authenticates what leaves the machine, \
@@ -79,7 +79,7 @@ pub enum Command {
     /// The daemon with the connections to the workers (started automatically)
     #[command(hide = true)]
     Daemon(DaemonArgs),
-    /// `gcc`, `g++`, `cc`, `c++`, with their arguments
+    /// `gcc`, `g++`, `cc`, `c++`, `clang`, `clang++`, with their arguments
     #[command(external_subcommand)]
     Compile(Vec<OsString>),
 }
