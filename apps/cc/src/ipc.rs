@@ -64,6 +64,8 @@ pub struct JobAsk {
     pub pull: Option<PullAsk>,
     /// What is passed are the files of the source.
     pub tree: Option<Tree>,
+    /// Without TLS, to workers that take that.
+    pub plain: bool,
 }
 
 /// The options of a job of clang.

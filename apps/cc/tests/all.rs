@@ -6,3 +6,4 @@ mod build;
 mod clang;
 mod compilers;
 mod peers;
+mod plain;

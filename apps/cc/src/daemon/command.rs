@@ -22,7 +22,7 @@ use weft_sys::{Interest, memfd, poll_fds};
 use super::history::CompileRecord;
 use super::{Leave, Shared, job};
 use crate::Endpoint;
-use crate::client::{ACTIVE, HOSTS, not_compilers};
+use crate::client::{ACTIVE, HOSTS, PLAIN, not_compilers};
 use crate::ipc::{JobAsk, Line, PullAsk, with_scratch};
 use crate::launch::{FROM, Launch, NAME, Next};
 use crate::lock;
@@ -266,6 +266,7 @@ impl Running<'_> {
             len: 0,
             pull: None,
             tree: None,
+            plain: launch.var(PLAIN).is_some_and(is_true),
         };
         let (outcome, said) = if family == Some(Family::Clang) {
             let (outcome, listed) = self.of_tree(&plan, job, trail)?;
@@ -524,7 +525,9 @@ impl Running<'_> {
         state.verified.0 += 1;
         if !same {
             state.verified.1 += 1;
-            state.pool.distrust(worker);
+            for plain in [false, true] {
+                state.pools.of(plain).distrust(worker);
+            }
         }
         drop(state);
         if !same {

@@ -243,7 +243,10 @@ impl Shared {
                 why = "no worker did it in time".into();
                 break;
             }
-            let pick = lock(&self.state).pool.pick(&ask.workers, &digest, &tried);
+            let pick = lock(&self.state)
+                .pools
+                .of(ask.plain)
+                .pick(&ask.workers, &digest, &tried);
             let (worker, conn) = match pick {
                 Pick::Worker(worker, conn) => (worker, conn),
                 Pick::Wait => {
@@ -285,7 +288,7 @@ impl Shared {
                         ));
                     }
                     Verdict::Busy => {
-                        lock(&self.state).pool.busy(&worker);
+                        lock(&self.state).pools.of(ask.plain).busy(&worker);
                         let since = busy.entry(worker.clone()).or_insert((0, Instant::now()));
                         since.0 += 1;
                         if since.0 < MAX_BUSY && since.1.elapsed() < MAX_BUSY_TIME {
@@ -294,7 +297,10 @@ impl Shared {
                         why = format!("{worker}: it stays busy");
                     }
                     Verdict::Environment => {
-                        lock(&self.state).pool.unfit(&worker, digest, &end.reason);
+                        lock(&self.state)
+                            .pools
+                            .of(ask.plain)
+                            .unfit(&worker, digest, &end.reason);
                         why = format!("{worker}: {}", end.reason);
                     }
                     Verdict::Refused if pull.is_some() => {
@@ -325,6 +331,7 @@ impl Shared {
         conn: Option<Conn>,
         task: &Task<'_>,
     ) -> Result<(End, OwnedFd), Lost> {
+        let plain = task.ask.plain;
         // One that was kept may have ended since.
         let kept = conn.and_then(|mut conn| {
             matches!(conn.link.next(Duration::ZERO, None), Ok(None)).then_some(conn)
@@ -332,23 +339,29 @@ impl Shared {
         let kept = kept.filter(|conn| conn.link.is_alive());
         let dialled = match kept {
             Some(conn) => Ok(conn),
-            None => dial(&self.device, &*self.config.keys, worker),
+            None => dial(&self.device, &*self.config.keys, worker, plain),
         };
         let mut conn = match dialled {
             Ok(conn) => conn,
             Err(refusal) => {
-                lock(&self.state).pool.failed(worker, &refusal.why);
+                lock(&self.state)
+                    .pools
+                    .of(plain)
+                    .failed(worker, &refusal.why);
                 return Err(Lost::Gone(refusal.why));
             }
         };
-        lock(&self.state).pool.connected(worker, &conn);
+        lock(&self.state).pools.of(plain).connected(worker, &conn);
         self.changed.notify_all();
         let done = self.drive(&mut conn, task);
         let mut state = lock(&self.state);
         match &done {
-            Ok((end, _)) => state.pool.give_back(worker, conn, end, task.ask.len),
-            Err(Lost::Gone(why)) => state.pool.failed(worker, why),
-            Err(Lost::Cancelled) => state.pool.cancelled(worker),
+            Ok((end, _)) => state
+                .pools
+                .of(plain)
+                .give_back(worker, conn, end, task.ask.len),
+            Err(Lost::Gone(why)) => state.pools.of(plain).failed(worker, why),
+            Err(Lost::Cancelled) => state.pools.of(plain).cancelled(worker),
         }
         done
     }

@@ -30,7 +30,7 @@ use crate::digest::Digests;
 use crate::ipc::{Answer, Ask, JobStatus, Line, Status};
 use crate::launch::Launch;
 use crate::lock;
-use pool::Pool;
+use pool::Pools;
 pub use pool::{About, Refusal, probe};
 /// For the command that starts the daemon: a daemon that holds make's pipes would keep their readers waiting.
 pub use weft_sys::process::keep_files;
@@ -100,7 +100,7 @@ struct Running {
 
 #[derive(Default)]
 struct State {
-    pool: Pool,
+    pools: Pools,
     here: usize,
     next: u64,
     jobs: BTreeMap<u64, Running>,
@@ -372,7 +372,7 @@ impl Shared {
         });
         let mut status = Status {
             uptime: self.began.elapsed().as_secs_f64(),
-            workers: state.pool.status(),
+            workers: state.pools.status(),
             jobs: jobs.collect(),
             here: state.here,
             done: state.done,

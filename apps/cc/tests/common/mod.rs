@@ -120,6 +120,7 @@ impl Bed {
             len: 0,
             pull: None,
             tree: None,
+            plain: false,
         }
     }
 

@@ -58,6 +58,9 @@ pub struct Args {
     /// Let workers preprocess too: they read headers by RDMA Read and cache them
     #[arg(long, env = "WEFT_CC_PULL", action = clap::ArgAction::SetTrue, value_parser = clap::builder::FalseyValueParser::new())]
     pub pull: bool,
+    /// Use workers that were started with --plain: without TLS. Who reads the network reads the sources; who writes to it writes your objects
+    #[arg(long, env = "WEFT_CC_PLAIN", action = clap::ArgAction::SetTrue, value_parser = clap::builder::FalseyValueParser::new())]
+    pub plain: bool,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -105,6 +108,10 @@ pub struct WorkerArgs {
     /// Admit everybody who can reach the address
     #[arg(long)]
     pub open: bool,
+    /// Without encryption and keys, for masters with --plain, on networks that are trusted: who reads one reads the sources, who writes to it writes
+    /// the objects. Beyond loopback only with --open
+    #[arg(long)]
+    pub plain: bool,
     /// Admit masters of other hosts also where the kernel has no Landlock: their sources can include any file that you can read
     #[arg(long, conflicts_with = "open")]
     pub without_landlock: bool,
