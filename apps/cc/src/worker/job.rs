@@ -83,7 +83,8 @@ impl Session<'_> {
 
     fn job(&mut self, job: &Job) -> Result<End, Stop> {
         let Some(family) = Family::of(&job.driver) else {
-            return refuse("a compiler that workers do not start");
+            let why = format!("`{}` is no compiler that workers start", job.driver);
+            return stop(Verdict::Environment, why);
         };
         if let Err(why) = check_job(family, &job.args) {
             return refuse(why);
