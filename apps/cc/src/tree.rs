@@ -124,7 +124,7 @@ pub(crate) fn check(cpp: &[String]) -> Result<(), String> {
             // An empty value would take the next argument; `=` stands for a directory; `-I-` splits the list.
             !value.is_empty() && is_argument(value) && !(path && value.starts_with(['=', '$', '-']))
         };
-        if value.filter(good).is_none() {
+        if !value.as_ref().is_some_and(good) {
             return Err(format!("{option}: not for a worker that has the files"));
         }
     }

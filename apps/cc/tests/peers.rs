@@ -490,7 +490,7 @@ fn hostile_trees_are_refused() {
         (Some(tree()), &|job| job.name = "-o/tmp/x".into()),
         (Some(tree()), &|job| job.args.push("-Xclang".into())),
         (Some(tree()), &|job| {
-            job.args.push("-fprofile-use=/tmp/x".into())
+            job.args.push("-fprofile-use=/tmp/x".into());
         }),
     ] {
         let end = ask(&good, tree, change);

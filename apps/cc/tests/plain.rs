@@ -108,7 +108,7 @@ fn relay(to: String) -> (String, Arc<Mutex<Vec<u8>>>) {
     let kept = Arc::clone(&seen);
     let copy = move |mut from: TcpStream, mut to: TcpStream, kept: Arc<Mutex<Vec<u8>>>| {
         std::thread::spawn(move || {
-            let mut bytes = [0; 65_536];
+            let mut bytes = [0; 8192];
             while let Ok(n @ 1..) = from.read(&mut bytes) {
                 kept.lock().unwrap().extend(&bytes[..n]);
                 if to.write_all(&bytes[..n]).is_err() {

@@ -243,11 +243,7 @@ impl Shared {
                 why = "no worker did it in time".into();
                 break;
             }
-            let pick = lock(&self.state)
-                .pools
-                .of(ask.plain)
-                .pick(&ask.workers, &digest, &tried);
-            let (worker, conn) = match pick {
+            let (worker, conn) = match self.pick(ask, &digest, &tried) {
                 Pick::Worker(worker, conn) => (worker, conn),
                 Pick::Wait => {
                     let state = lock(&self.state);
@@ -322,6 +318,11 @@ impl Shared {
         } else {
             why
         })
+    }
+
+    fn pick(&self, ask: &JobAsk, digest: &Digest, tried: &[Endpoint]) -> Pick {
+        let mut state = lock(&self.state);
+        state.pools.of(ask.plain).pick(&ask.workers, digest, tried)
     }
 
     /// One job on one worker, whose slot is given back.

@@ -81,9 +81,9 @@ pub(super) fn kind(arg: &str) -> Kind {
     let begins = |prefixes: &[&str]| prefixes.iter().any(|p| arg.starts_with(p));
     match arg {
         _ if WHOLE.contains(&arg) => Kind::Both,
-        "-nostdinc" | "-nostdinc++" | "-nostdlibinc" | "-nobuiltininc" | "-trigraphs" => Kind::Cpp,
-        // Before clang compiles for a target, it looks for its headers, and warns if the option is of no use.
-        "-stdlib=libc++" | "-stdlib=libstdc++" => Kind::Cpp,
+        // Where clang looks for headers is found here.
+        "-nostdinc" | "-nostdinc++" | "-nostdlibinc" | "-nobuiltininc" | "-trigraphs"
+        | "-stdlib=libc++" | "-stdlib=libstdc++" => Kind::Cpp,
         "-E" | "-M" | "-MM" | "-MG" => Kind::Here("only preprocessing"),
         "-undef" => Kind::Here("-undef, with which no worker compiles"),
         "-pg" => Kind::Here("profiling or coverage, whose files are named in the object"),

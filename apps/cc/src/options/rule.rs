@@ -134,7 +134,7 @@ impl Reading {
                     ("-MT", Some(target)) => rule.targets.push(target),
                     (_, Some(target)) => rule.targets.push(quoted(&target)),
                     (_, None) => {
-                        self.stay("dependencies with a name that is not UTF-8, or without one")
+                        self.stay("dependencies with a name that is not UTF-8, or without one");
                     }
                 }
             }
