@@ -11,6 +11,13 @@ use aho_corasick::packed::Searcher;
 
 use crate::wire::Output;
 
+mod clang;
+mod rule;
+
+pub(crate) use clang::mapped;
+pub use rule::Rule;
+use rule::{Requested, preprocessors, quoted};
+
 /// A command file (`@file`) and those that it names, in bytes.
 const MAX_RESPONSE: u64 = 1 << 20;
 /// The maximum nesting of command files.
@@ -57,11 +64,21 @@ impl Language {
     }
 }
 
+/// The compilers that workers run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    Gcc,
+    Clang,
+}
+
 /// A command that can go to a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Arguments of the preprocessor's run here; its output is standard output.
+    pub family: Family,
+    /// Arguments of the preprocessor's run here; its output is standard output. That of clang lists the files that it reads.
     pub preprocess: Vec<OsString>,
+    /// What clang's dependencies are written as; gcc writes them here.
+    pub rule: Option<Rule>,
     /// Options of the worker's compiler, without sources and outputs.
     pub job: Vec<String>,
     /// The source as it was named.
@@ -152,7 +169,7 @@ fn for_assembler(list: &str) -> Kind {
     }
 }
 
-/// The kind of an option without an argument.
+/// The kind of an option of gcc without an argument.
 fn kind(arg: &str) -> Kind {
     const PLUGIN: &str = "a plugin";
     const FILES: &str = "an option that names files";
@@ -215,19 +232,38 @@ fn kind(arg: &str) -> Kind {
     }
 }
 
-/// Whether a compiler's name is one of gcc's: `gcc`, `g++`, `cc`, `c++`, with a target before and a version after.
+/// Whether weft cc knows a compiler by its name.
 pub fn is_driver(name: &str) -> bool {
-    let good = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
-    if name.len() > 64 || !name.chars().all(good) || name.starts_with(['-', '.']) {
-        return false;
+    Family::of(name).is_some()
+}
+
+impl Family {
+    /// Of a compiler's name: `gcc`, `g++`, `cc`, `c++`, with a target before and a version after; `clang`, `clang++` with a version after. A target
+    /// before clang's name has a file of options, which workers do not have.
+    pub fn of(name: &str) -> Option<Self> {
+        let good = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
+        if name.len() > 64 || !name.chars().all(good) || name.starts_with(['-', '.']) {
+            return None;
+        }
+        let base = name
+            .trim_end_matches(|c: char| c.is_ascii_digit() || c == '.')
+            .trim_end_matches('-');
+        if ["clang", "clang++"].contains(&base) {
+            return Some(Self::Clang);
+        }
+        let gcc = ["gcc", "g++", "cc", "c++"].iter().any(|known| {
+            base.strip_suffix(known)
+                .is_some_and(|target| target.is_empty() || target.ends_with('-'))
+        });
+        gcc.then_some(Self::Gcc)
     }
-    let base = name
-        .trim_end_matches(|c: char| c.is_ascii_digit() || c == '.')
-        .trim_end_matches('-');
-    ["gcc", "g++", "cc", "c++"].iter().any(|known| {
-        base.strip_suffix(known)
-            .is_some_and(|target| target.is_empty() || target.ends_with('-'))
-    })
+
+    fn kind(self, arg: &str) -> Kind {
+        match self {
+            Self::Gcc => kind(arg),
+            Self::Clang => clang::kind(arg),
+        }
+    }
 }
 
 /// Whether a text of a master can be an argument of a compiler, or the value of an option. gcc reads further arguments, which nobody has checked, from a file
@@ -251,10 +287,10 @@ pub(crate) fn split_beside(beside: &str) -> (&str, &str) {
 ///
 /// # Errors
 /// The option that may not be, and why.
-pub fn check_job(args: &[String]) -> Result<(), String> {
+pub fn check_job(family: Family, args: &[String]) -> Result<(), String> {
     let mut phases = 0;
     for arg in args {
-        match kind(arg) {
+        match family.kind(arg) {
             Kind::Both => phases += u32::from(arg == "-c" || arg == "-S"),
             Kind::Here(why) => return Err(format!("{arg}: {why}")),
             Kind::Cpp | Kind::Link => return Err(format!("{arg}: not for a worker")),
@@ -312,22 +348,34 @@ fn expand(dir: &Path, args: &[OsString], depth: u32) -> Result<Vec<OsString>, &'
     Ok(all)
 }
 
-#[derive(Default)]
 struct Reading {
+    family: Family,
     preprocess: Vec<OsString>,
     job: Vec<String>,
     sources: Vec<(PathBuf, Option<Language>)>,
     output: Option<PathBuf>,
     phases: Vec<&'static str>,
     explicit: Option<Language>,
-    makes_dependencies: bool,
-    dependency_file: bool,
-    dependency_target: bool,
+    rule: Requested,
     /// The first reason to stay, in the order of the arguments.
     here: Option<String>,
 }
 
 impl Reading {
+    fn new(family: Family) -> Self {
+        Self {
+            family,
+            preprocess: Vec::new(),
+            job: Vec::new(),
+            sources: Vec::new(),
+            output: None,
+            phases: Vec::new(),
+            explicit: None,
+            rule: Requested::default(),
+            here: None,
+        }
+    }
+
     fn stay(&mut self, reason: impl Into<String>) {
         self.here.get_or_insert_with(|| reason.into());
     }
@@ -346,17 +394,21 @@ impl Reading {
             "-S" => return self.phases.push("-S"),
             // It changes nothing in the output, and the worker decides where intermediate text is.
             "-pipe" => return,
-            "-MD" | "-MMD" => self.makes_dependencies = true,
+            "-MD" | "-MMD" => self.rule.made = Some(text == "-MD"),
             _ => {}
         }
-        self.dependency_file |= text.starts_with("-MF");
-        self.dependency_target |= text.starts_with("-MT") || text.starts_with("-MQ");
-        match kind(text) {
+        self.rule.has_file |= text.starts_with("-MF");
+        self.rule.has_target |= text.starts_with("-MT") || text.starts_with("-MQ");
+        match self.family.kind(text) {
             Kind::Both => {
                 self.preprocess.push(arg.clone());
                 self.job.push(text.into());
             }
             Kind::Cpp => self.preprocess.push(arg.clone()),
+            // clang warns of what it does not need.
+            Kind::Link if self.family == Family::Clang => {
+                self.stay(format!("an option for linking ({text})"));
+            }
             Kind::Link => {}
             Kind::Here(why) => self.stay(format!("{why} ({text})")),
         }
@@ -374,21 +426,26 @@ impl Reading {
                 }
                 continue;
             };
+            let clang = self.family == Family::Clang;
             if text == "-" {
                 self.stay("standard input as the source");
             } else if !text.starts_with('-') {
                 self.source(PathBuf::from(&arg), arg.clone());
+            } else if clang && self.asks_clang_for_a_rule(text, &mut args) {
             } else if CPP_VALUE.contains(&text) {
-                self.dependency_file |= text == "-MF";
-                self.dependency_target |= text == "-MT" || text == "-MQ";
+                self.rule.has_file |= text == "-MF";
+                self.rule.has_target |= text == "-MT" || text == "-MQ";
                 self.preprocess.push(arg.clone());
                 self.preprocess.extend(args.next());
             } else if LINK_VALUE.contains(&text) {
                 args.next();
+                if clang {
+                    self.stay(format!("an option for linking ({text})"));
+                }
             } else if HERE_VALUE.contains(&text) {
                 self.stay(format!("an option that weft cc does not know ({text})"));
                 args.next();
-            } else if text == "--param" {
+            } else if text == "--param" && !clang {
                 match args.next().as_deref().and_then(OsStr::to_str) {
                     Some(value) => self.option(
                         &format!("--param={value}"),
@@ -396,6 +453,16 @@ impl Reading {
                     ),
                     None => self.stay("--param without a value"),
                 }
+            } else if text == "-target" && clang {
+                match args.next().as_deref().and_then(OsStr::to_str) {
+                    Some(value) => {
+                        let joined = format!("--target={value}");
+                        self.option(&joined, &OsString::from(&joined));
+                    }
+                    None => self.stay("-target without a value"),
+                }
+            } else if let Some(defines) = preprocessors(text).filter(|_| clang) {
+                self.preprocess.push(defines.into());
             } else if let Some(joined) = text.strip_prefix("-o") {
                 self.output = if joined.is_empty() {
                     args.next().map(PathBuf::from)
@@ -421,14 +488,60 @@ impl Reading {
             }
         }
     }
+
+    /// Arguments of the preprocessor, and clang's rule.
+    fn preprocessor(&mut self, output: &Path, named: bool) -> (Vec<OsString>, Option<Rule>) {
+        let mut preprocess = std::mem::take(&mut self.preprocess);
+        let rule = std::mem::take(&mut self.rule);
+        if self.family == Family::Clang {
+            // Names of files, in the order in which they are read.
+            let target = if named {
+                output.into()
+            } else {
+                output.with_extension("o")
+            };
+            preprocess.extend(["-M", "-MQ", "x"].map(OsString::from));
+            preprocess.extend(rule.phony.then(|| "-MP".into()));
+            let rule = rule.made.map(|system| Rule {
+                file: rule.file.unwrap_or_else(|| output.with_extension("d")),
+                targets: if rule.targets.is_empty() {
+                    vec![quoted(&target.to_string_lossy())]
+                } else {
+                    rule.targets
+                },
+                system,
+                phony: rule.phony,
+            });
+            return (preprocess, rule);
+        }
+        preprocess.extend(["-E", "-fdirectives-only"].map(OsString::from));
+        if rule.made.is_some() {
+            // With -E the driver would name both after other things.
+            if !rule.has_file {
+                preprocess.extend(["-MF".into(), output.with_extension("d").into_os_string()]);
+            }
+            if !rule.has_target {
+                preprocess.extend(["-MQ".into(), output.into()]);
+            }
+        }
+        (preprocess, None)
+    }
 }
 
-/// Reads the arguments of a compiler (without its name) that runs in this directory.
+/// Reads the arguments of gcc (without its name) that runs in this directory.
 ///
 /// # Errors
 /// [`Here`]: the command runs here.
 pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
-    let mut reading = Reading::default();
+    parse_as(Family::Gcc, dir, args)
+}
+
+/// Reads the arguments of a compiler of this family (without its name) that runs in this directory.
+///
+/// # Errors
+/// [`Here`]: the command runs here.
+pub fn parse_as(family: Family, dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
+    let mut reading = Reading::new(family);
     let expanded = expand(dir, args, MAX_DEPTH);
     let compiles = |args: &[OsString]| args.iter().any(|arg| arg == "-c" || arg == "-S");
     let here = |reason: &str, compiles| Here {
@@ -455,7 +568,7 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
             .iter()
             .any(|arg| options.contains(&arg.as_str()))
     };
-    if asks(&["-pedantic", "-Wpedantic"]) && asks(&["-Werror"]) {
+    if family == Family::Gcc && asks(&["-pedantic", "-Wpedantic"]) && asks(&["-Werror"]) {
         return stay("-pedantic with -Werror, of which workers do not warn");
     }
     let [(source, language)] = &reading.sources[..] else {
@@ -473,7 +586,14 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
     if source.file_stem() == Some(OsStr::new("conftest")) {
         return stay("a test of configure");
     }
+    if family == Family::Clang
+        && let Some(reason) = reading.clang_stays(dir, source, language)
+    {
+        return stay(reason);
+    }
+    let source = source.clone();
     let extension = if phase == "-c" { "o" } else { "s" };
+    let named = reading.output.is_some();
     let output = match reading.output.take() {
         Some(output) => output,
         None => Path::new(source.file_name().unwrap_or_default()).with_extension(extension),
@@ -490,23 +610,15 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
         Ok(beside) => beside,
         Err(why) => return stay(why),
     };
-    let mut preprocess = reading.preprocess;
-    preprocess.extend(["-E", "-fdirectives-only"].map(OsString::from));
-    if reading.makes_dependencies {
-        // With -E the driver would name both after other things.
-        if !reading.dependency_file {
-            preprocess.extend(["-MF".into(), output.with_extension("d").into_os_string()]);
-        }
-        if !reading.dependency_target {
-            preprocess.extend(["-MQ".into(), output.clone().into_os_string()]);
-        }
-    }
+    let (preprocess, rule) = reading.preprocessor(&output, named);
     let mut job = reading.job;
     job.push(phase.into());
     Ok(Plan {
+        family,
         preprocess,
+        rule,
         job,
-        source: source.clone(),
+        source,
         output,
         language,
         beside,

@@ -46,7 +46,7 @@ fn a_plain_compilation_goes_out() {
             "-O2 -g -Wall -DA=1 -I inc -isystem x -MD d/a.c -E -fdirectives-only -MF out/a.d -MQ out/a.o"
         )
     );
-    check_job(&plan.job).unwrap();
+    check_job(Family::Gcc, &plan.job).unwrap();
 }
 
 #[test]
@@ -147,14 +147,17 @@ fn a_worker_takes_no_paths() {
         "-specs=a",
         "-Wp,-MD,x",
     ] {
-        check_job(&["-c".into(), bad.into()]).expect_err(bad);
+        check_job(Family::Gcc, &["-c".into(), bad.into()]).expect_err(bad);
     }
-    check_job(&["-O2".into()]).unwrap_err();
-    check_job(&[
-        "-c".into(),
-        "-fdebug-prefix-map=/a=/b".into(),
-        "-m32".into(),
-    ])
+    check_job(Family::Gcc, &["-O2".into()]).unwrap_err();
+    check_job(
+        Family::Gcc,
+        &[
+            "-c".into(),
+            "-fdebug-prefix-map=/a=/b".into(),
+            "-m32".into(),
+        ],
+    )
     .unwrap();
 }
 
@@ -167,10 +170,24 @@ fn drivers_are_known_by_name() {
         "x86_64-linux-gnu-gcc-12",
         "c++",
         "gcc-4.9",
+        "clang",
+        "clang++",
+        "clang-14",
+        "clang++-14",
     ] {
         assert!(is_driver(good), "{good}");
     }
-    for bad in ["clang", "../gcc", "gcc;x", "distcc", "", "-gcc", "sh"] {
+    for bad in [
+        "x86_64-linux-gnu-clang",
+        "clang-format",
+        "clangd",
+        "../gcc",
+        "gcc;x",
+        "distcc",
+        "",
+        "-gcc",
+        "sh",
+    ] {
         assert!(!is_driver(bad), "{bad}");
     }
 }
