@@ -160,3 +160,26 @@ fn a_peer_that_asks_again_is_told_again_what_is_missing() {
     assert_eq!(answers(&mut conn, &all).last(), Some(&(103, Some(ACK))));
     assert_eq!(answers(&mut conn, &[(asks(105), 0)]).len(), 1);
 }
+
+#[test]
+fn what_follows_a_message_without_a_receive_is_no_question() {
+    let mut conn = connection();
+    let asks = |psn| Header {
+        ack_request: true,
+        ..request(Wire::SendOnly, psn)
+    };
+    for _ in 0..3 {
+        // Sent again, as the peer is told; and again there is no receive.
+        conn.rx(T0, &asks(100), 0);
+        conn.not_ready();
+        conn.rx(T0, &asks(101), 0);
+        let sent = packets(&mut conn, T0);
+        let told = sent
+            .iter()
+            .map(|(header, _)| header.aeth.map(|aeth| aeth.syndrome));
+        assert!(matches!(
+            told.collect::<Vec<_>>()[..],
+            [Some(Syndrome::RnrNak(_))]
+        ));
+    }
+}

@@ -373,8 +373,8 @@ impl<W> Connection<W> {
             self.advance(1);
             return;
         }
-        // What follows on its heels is not missing.
-        self.nak_sent = true;
+        // What follows on its heels is not missing, and comes again with it.
+        (self.nak_sent, self.early) = (true, None);
         self.tell(Syndrome::RnrNak(self.config.rnr_timer & 31));
     }
 
