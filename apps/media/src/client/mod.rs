@@ -408,7 +408,7 @@ impl Viewer {
             }
             match wc.opcode {
                 WcOpcode::Read => self.done += 1,
-                WcOpcode::Recv => self.receive(wc)?,
+                WcOpcode::Recv => self.receive(wc).map_err(|e| self.ended(e))?,
                 _ => {}
             }
         }
