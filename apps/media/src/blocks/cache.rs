@@ -95,6 +95,11 @@ impl Cache {
         !self.queue.is_empty()
     }
 
+    /// Whether the file has changed: no block is read any more.
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
     /// A viewer asks for a block.
     pub fn ask(&mut self, now: Instant, asked: Asked) -> Vec<Action> {
         let mut actions = Vec::new();
