@@ -118,6 +118,7 @@ impl Cache {
                     if asked.ahead {
                         actions.push(Action::Answer(asked, Err(Denial::Busy)));
                     } else {
+                        self.end_wait(asked.viewer, &mut actions);
                         self.queue.push_back((asked, now + WAIT));
                         self.advance_into(now, &mut actions);
                     }
@@ -263,6 +264,17 @@ impl Cache {
         self.end_oldest_leases(viewer, LEASES);
     }
 
+    /// A viewer waits for one slot: a newer request ends the older one, whose block it does not need any more.
+    fn end_wait(&mut self, viewer: u64, actions: &mut Vec<Action>) {
+        self.queue.retain(|(older, _)| {
+            let stays = older.viewer != viewer;
+            if !stays {
+                actions.push(Action::Answer(*older, Err(Denial::Busy)));
+            }
+            stays
+        });
+    }
+
     /// Ends leases of a viewer, the oldest first, until it has so many.
     fn end_oldest_leases(&mut self, viewer: u64, most: usize) {
         let Some(of) = self.viewers.get_mut(&viewer) else {
@@ -373,13 +385,24 @@ mod tests {
     }
 
     #[test]
+    fn a_viewer_waits_for_one_slot() {
+        let now = Instant::now();
+        let (mut cache, _) = full(now);
+        assert_eq!(cache.ask(now, asked(2, 7)), []);
+        let older = Action::Answer(asked(2, 7), Err(Denial::Busy));
+        assert_eq!(cache.ask(now, asked(2, 8)), [older]);
+        fill(&cache.leave(now, 1));
+        assert!(!cache.is_waiting());
+    }
+
+    #[test]
     fn who_waits_for_too_long_is_denied() {
         let start = Instant::now();
         let mut cache = Cache::new(10, 1);
         // A disk that does not answer.
         fill(&cache.ask(start, asked(1, 0)));
         assert_eq!(cache.ask(start, asked(2, 7)), []);
-        assert_eq!(cache.advance(start + WAIT - LEASE), []);
+        assert_eq!(cache.advance(start + WAIT / 2), []);
         let denied = Action::Answer(asked(2, 7), Err(Denial::Busy));
         assert_eq!(cache.advance(start + WAIT), [denied]);
     }
