@@ -227,7 +227,11 @@ impl Counter {
         let Some(film) = seat.movie.film() else {
             return;
         };
-        let actions = lock(&film.cache).ask(Instant::now(), asked);
+        let mut actions = lock(&film.cache).ask(Instant::now(), asked);
+        // It may have left before it asked, and nothing would say so again.
+        if !lock(&self.seats).contains_key(&id) {
+            actions.extend(lock(&film.cache).leave(Instant::now(), id));
+        }
         self.carry_out(&seat.movie, actions);
     }
 

@@ -167,7 +167,10 @@ impl Shelf {
         // One in blocks that nobody watches is read whole, if it can be by now.
         let stays =
             |m: &&Arc<Movie>| m.film.is_none() || m.len > self.limit || Arc::strong_count(m) > 1;
-        Ok(found.filter(stays).cloned())
+        // A file that has changed may be again as it was, or have another name or mode only.
+        let is_open =
+            |m: &&Arc<Movie>| !m.film.as_ref().is_some_and(|f| lock(&f.cache).is_closed());
+        Ok(found.filter(stays).filter(is_open).cloned())
     }
 
     fn open(&self, name: &str) -> Result<(File, Stamp), Refusal> {
@@ -382,6 +385,14 @@ mod tests {
         assert!(b.film().is_some() && shelf.used() <= limit);
         // The memory that is left is too little for blocks of the third.
         assert_eq!(shelf.load("c.mp4").err(), Some(Refusal::NoRoom));
+        // The file of the first was written to, and is again as it was.
+        let place = crate::wire::Place {
+            slot: 0,
+            generation: 1,
+        };
+        let changed = Err(crate::wire::Denial::Changed);
+        lock(&a.film().unwrap().cache).filled(Instant::now(), place, changed);
+        assert!(shelf.find("a.mp4").unwrap().is_none(), "it gives no blocks");
         drop((a, b));
         assert!(shelf.find("b.mp4").unwrap().is_none(), "it fits now");
         let b = shelf.load("b.mp4").unwrap();

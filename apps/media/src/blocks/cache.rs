@@ -95,6 +95,11 @@ impl Cache {
         !self.queue.is_empty()
     }
 
+    /// Whether the file has changed: no block is read any more.
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
     /// A viewer asks for a block.
     pub fn ask(&mut self, now: Instant, asked: Asked) -> Vec<Action> {
         let mut actions = Vec::new();
@@ -113,6 +118,7 @@ impl Cache {
                     if asked.ahead {
                         actions.push(Action::Answer(asked, Err(Denial::Busy)));
                     } else {
+                        self.end_wait(asked.viewer, &mut actions);
                         self.queue.push_back((asked, now + WAIT));
                         self.advance_into(now, &mut actions);
                     }
@@ -240,17 +246,33 @@ impl Cache {
         oldest.map(|(_, number)| number)
     }
 
-    /// Gives a viewer a lease; its oldest one ends if it has too many. While others wait, a lease that runs is not made longer.
+    /// Gives a viewer a lease; its oldest one ends if it has too many. While others wait, a lease that runs is not made longer, and
+    /// a further one of the slot ends with the others: two viewers that take turns would keep it for ever.
     fn lease(&mut self, now: Instant, viewer: u64, number: u32) {
         let slot = &mut self.slots[number as usize];
         let runs = slot.leases.get(&viewer).is_some_and(|end| *end > now);
-        if !runs || self.queue.is_empty() {
+        if self.queue.is_empty() {
             slot.leases.insert(viewer, now + LEASE);
+        } else if !runs {
+            let others = slot.leases.values().copied().filter(|end| *end > now);
+            let end = others.max().unwrap_or(now + LEASE);
+            slot.leases.insert(viewer, end);
         }
         let of = self.viewers.entry(viewer).or_default();
         of.retain(|slot| *slot != number);
         of.push_back(number);
         self.end_oldest_leases(viewer, LEASES);
+    }
+
+    /// A viewer waits for one slot: a newer request ends the older one, whose block it does not need any more.
+    fn end_wait(&mut self, viewer: u64, actions: &mut Vec<Action>) {
+        self.queue.retain(|(older, _)| {
+            let stays = older.viewer != viewer;
+            if !stays {
+                actions.push(Action::Answer(*older, Err(Denial::Busy)));
+            }
+            stays
+        });
     }
 
     /// Ends leases of a viewer, the oldest first, until it has so many.
@@ -341,27 +363,48 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_too_long_is_denied() {
+    fn viewers_that_take_turns_do_not_keep_a_slot_from_one_that_waits() {
         let start = Instant::now();
         let (mut cache, places) = full(start);
+        assert_eq!(cache.ask(start, asked(2, 7)), []);
         let mut now = start;
-        assert_eq!(cache.ask(now, asked(2, 7)), []);
         // New viewers take leases of the same blocks all the time.
         for viewer in 10.. {
-            now += LEASE / 3;
-            let answer =
-                |block: usize| Action::Answer(asked(viewer, block as u64), Ok(places[block]));
-            let mut actions = cache.ask(now, asked(viewer, 0));
-            let last = actions.pop();
-            assert_eq!(last, Some(answer(0)));
-            assert_eq!(cache.ask(now, asked(viewer, 1)), [answer(1)]);
+            now += LEASE / 4;
+            let actions = cache.advance(now);
             if !actions.is_empty() {
-                let denied = Action::Answer(asked(2, 7), Err(Denial::Busy));
-                assert_eq!(actions, [denied]);
+                assert_eq!(fill(&actions).slot, places[0].slot);
                 break;
             }
+            for block in [0, 1] {
+                let again = Action::Answer(asked(viewer, block), Ok(places[block as usize]));
+                assert_eq!(cache.ask(now, asked(viewer, block)), [again]);
+            }
         }
-        assert!(now >= start + WAIT && now < start + WAIT + LEASE);
+        assert_eq!(now, start + LEASE);
+    }
+
+    #[test]
+    fn a_viewer_waits_for_one_slot() {
+        let now = Instant::now();
+        let (mut cache, _) = full(now);
+        assert_eq!(cache.ask(now, asked(2, 7)), []);
+        let older = Action::Answer(asked(2, 7), Err(Denial::Busy));
+        assert_eq!(cache.ask(now, asked(2, 8)), [older]);
+        fill(&cache.leave(now, 1));
+        assert!(!cache.is_waiting());
+    }
+
+    #[test]
+    fn who_waits_for_too_long_is_denied() {
+        let start = Instant::now();
+        let mut cache = Cache::new(10, 1);
+        // A disk that does not answer.
+        fill(&cache.ask(start, asked(1, 0)));
+        assert_eq!(cache.ask(start, asked(2, 7)), []);
+        assert_eq!(cache.advance(start + WAIT / 2), []);
+        let denied = Action::Answer(asked(2, 7), Err(Denial::Busy));
+        assert_eq!(cache.advance(start + WAIT), [denied]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{Ordering, fence};
 
+use weft_service::lock;
 use weft_verbs::Mr;
 
 use crate::stamp::Stamp;
@@ -46,7 +47,7 @@ pub fn layout(memory: u64) -> Blocks {
 /// The file of a movie in blocks, and which of its blocks are where.
 pub struct Film {
     file: File,
-    stamp: Stamp,
+    stamp: Mutex<Stamp>,
     len: u64,
     blocks: Blocks,
     pub cache: Mutex<Cache>,
@@ -57,7 +58,7 @@ impl Film {
         let count = len.div_ceil(blocks.block.into());
         Self {
             file,
-            stamp,
+            stamp: Mutex::new(stamp),
             len,
             blocks,
             cache: Mutex::new(Cache::new(count, blocks.slots)),
@@ -85,9 +86,14 @@ impl Film {
         let len = (self.len - from).min(self.blocks.block.into());
         let to = self.blocks.slot_at(place.slot);
         let whole = read(mr, &self.file, (from, len), to).map_err(|e| unreadable(&e))?;
-        if !whole || Stamp::of(&self.file).map_err(|e| unreadable(&e))? != self.stamp {
+        // Of two readers the later one sees the later state.
+        let mut stamp = lock(&self.stamp);
+        let now = Stamp::of(&self.file).map_err(|e| unreadable(&e))?;
+        if !whole || !stamp.is_still(now) {
             return Err(Denial::Changed);
         }
+        *stamp = now;
+        drop(stamp);
         let generation = u64::from_ne_bytes(place.generation.to_be_bytes());
         mr.store_u64(word, generation).map_err(|e| unreadable(&e))
     }

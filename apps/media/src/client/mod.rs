@@ -102,13 +102,17 @@ pub struct Viewer {
     // Dropped first, because the connection uses the memory.
     qp: Qp,
     cq: Cq,
-    /// A slot for each Read, and one for the piece that is being looked at.
+    /// A slot for each Read, and one for the piece that is being looked at; of a movie in blocks, also for pieces whose words are being read.
     slots: Mr,
     /// For a movie in blocks, a word for each slot: the generation after the Read.
     words: Mr,
     notices: Mr,
     slot_len: u32,
+    /// Reads of bytes outstanding at once.
+    depth: usize,
     count: u64,
+    /// Slots used, in all.
+    used: u64,
     grant: Grant,
     /// Of a movie in blocks.
     known: Option<Known>,
@@ -149,22 +153,15 @@ impl Viewer {
         let pd = device.alloc_pd().map_err(local)?;
         let slot_len = dial.read.max(MIN_READ);
         let depth = dial.depth.clamp(1, READS);
-        let count = u64::from(depth) + 1;
         let cq = device
             .create_cq(4 * (u32::from(depth) + RECEIVES as u32), None)
-            .map_err(local)?;
-        let words = pd
-            .alloc_mr((count * WORD_LEN) as usize, Access::LOCAL_WRITE)
-            .map_err(local)?;
-        let slots = pd
-            .alloc_mr(count as usize * slot_len as usize, Access::LOCAL_WRITE)
             .map_err(local)?;
         let notices = pd
             .alloc_mr(RECEIVES as usize * NOTICE_LEN, Access::LOCAL_WRITE)
             .map_err(local)?;
         let init = QpInit {
-            // A Read of bytes and one of a word for each slot.
-            max_send_wr: 2 * (u32::from(depth) + 1) + ASKS,
+            // Reads of bytes, and for twice as many slots those of words.
+            max_send_wr: 3 * (u32::from(depth) + 1) + ASKS,
             max_recv_wr: RECEIVES as u32,
             max_sge: 1,
             // A notice that finds no receive waits: it is a slow viewer's, and no reason to end.
@@ -197,6 +194,13 @@ impl Viewer {
             Content::Blocks(blocks) => Some(Known::new(grant.at, blocks)),
             _ => None,
         };
+        let count = u64::from(depth) * if known.is_some() { 2 } else { 1 } + 1;
+        let words = pd
+            .alloc_mr((count * WORD_LEN) as usize, Access::LOCAL_WRITE)
+            .map_err(local)?;
+        let slots = pd
+            .alloc_mr(count as usize * slot_len as usize, Access::LOCAL_WRITE)
+            .map_err(local)?;
         Ok(Self {
             known,
             qp: connection.qp,
@@ -205,7 +209,9 @@ impl Viewer {
             words,
             notices,
             slot_len,
+            depth: depth.into(),
             count,
+            used: 0,
             grant,
             patience: dial.patience,
             posted: 0,
@@ -296,43 +302,33 @@ impl Viewer {
         }
     }
 
-    /// The slot of the next Read but so many, and the Read; it is of at most a slot's length. A part of a movie in blocks has a Read of the
-    /// word after it, which alone is signaled.
-    fn read(
-        &self,
-        after: usize,
-        (offset, len): (u64, u32),
-        target: Option<&Target>,
-        reads: &mut Vec<SendWr>,
-    ) -> usize {
-        let number = self.posted + after as u64;
-        let index = (number % self.count) as usize;
-        let slot = index * self.slot_len as usize;
-        let sge = self.slots.sge(slot, len as usize);
-        if let Some(target) = target {
-            let word = self.words.sge(index * WORD_LEN as usize, WORD_LEN as usize);
-            reads.push(SendWr::read(number, target.remote).sge(sge));
-            reads.push(SendWr::read(number, target.word).sge(word).signaled());
-        } else {
-            let remote = RemoteAddr {
+    /// The next slot, and a Read into it of at most its length.
+    fn read(&mut self, (offset, len): (u64, u32), target: Option<&Target>) -> (usize, SendWr) {
+        let slot = (self.used % self.count) as usize * self.slot_len as usize;
+        let remote = target.map_or_else(
+            || RemoteAddr {
                 addr: self.grant.at.addr + offset,
                 rkey: self.grant.at.rkey,
-            };
-            reads.push(SendWr::read(number, remote).sge(sge).signaled());
-        }
-        slot
+            },
+            |target| target.remote,
+        );
+        let sge = self.slots.sge(slot, len as usize);
+        let read = SendWr::read(self.used, remote).sge(sge).signaled();
+        self.used += 1;
+        (slot, read)
     }
 
-    /// Whether the bytes of a Read are those that were asked for.
-    fn is_there(&self, waiting: &Waiting) -> Result<bool, ViewError> {
-        let Some(generation) = waiting.generation else {
-            return Ok(true);
-        };
-        let index = waiting.piece.slot / self.slot_len as usize;
+    /// Where the word of a piece goes.
+    fn word_at(&self, piece: &Piece) -> usize {
+        piece.slot / self.slot_len as usize * WORD_LEN as usize
+    }
+
+    /// Whether a word that was read is that of the bytes that were asked for.
+    fn is_there(&self, check: &Check) -> Result<bool, ViewError> {
         let mut word = [0; WORD_LEN as usize];
-        let read = self.words.read(index * WORD_LEN as usize, &mut word);
+        let read = self.words.read(check.at, &mut word);
         read.map_err(|e| ViewError::Local(e.to_string()))?;
-        Ok(u64::from_be_bytes(word) == generation)
+        Ok(u64::from_be_bytes(word) == check.generation)
     }
 
     /// Asks for the block of this byte, unless it is known or asked for; nothing of a movie that is not in blocks.
@@ -372,11 +368,11 @@ impl Viewer {
         Ok(())
     }
 
-    /// Posts so many Reads, and those of words; the caller has seen that there are slots.
-    fn post(&mut self, count: usize, reads: &[SendWr]) -> Result<(), ViewError> {
+    /// Posts Reads; the caller has seen that there are slots.
+    fn post(&mut self, reads: &[SendWr]) -> Result<(), ViewError> {
         match self.qp.post_send(reads) {
             Ok(()) => {
-                self.posted += count as u64;
+                self.posted += reads.len() as u64;
                 Ok(())
             }
             Err(e) => Err(self.ended(ViewError::Gone(e.to_string()))),
@@ -412,7 +408,7 @@ impl Viewer {
             }
             match wc.opcode {
                 WcOpcode::Read => self.done += 1,
-                WcOpcode::Recv => self.receive(wc)?,
+                WcOpcode::Recv => self.receive(wc).map_err(|e| self.ended(e))?,
                 _ => {}
             }
         }
@@ -466,8 +462,21 @@ struct Waiting {
     piece: Piece,
     /// The number of Reads that have to be complete.
     reads: u64,
-    /// Of a movie in blocks: what the word has if the bytes are right.
-    generation: Option<u64>,
+    /// Of a movie in blocks.
+    check: Option<Check>,
+}
+
+/// The Read of the word that says whether bytes of a slot are right. It is posted when they have come: the server's stack may make a response
+/// of so few bytes before it takes the bytes of an earlier one from memory.
+#[derive(Clone, Copy)]
+struct Check {
+    word: RemoteAddr,
+    /// What the word has if the bytes are right.
+    generation: u64,
+    /// Where it goes.
+    at: usize,
+    /// The number of Reads that have to be complete; `None` before it is posted.
+    reads: Option<u64>,
 }
 
 /// A range that is being fetched, some Reads ahead. Dropping it lets those end.
@@ -490,19 +499,34 @@ impl Range<'_> {
     /// [`ViewError`].
     #[allow(clippy::should_implement_trait)] // a piece borrows a slot that the next one may use
     pub fn next(&mut self) -> Result<Option<Piece>, ViewError> {
+        let mut deadline = Instant::now() + self.viewer.patience;
         loop {
             self.post()?;
-            let Some(waiting) = self.waiting.pop_front() else {
+            let Some(Waiting {
+                piece,
+                reads,
+                check,
+            }) = self.waiting.front()
+            else {
                 self.viewer.reached = self.end;
                 return Ok(None);
             };
-            self.viewer.complete(waiting.reads)?;
-            if self.viewer.is_there(&waiting)? {
-                self.again = None;
-                self.ask_ahead(waiting.piece.offset)?;
-                return Ok(Some(waiting.piece));
+            let (piece, reads) = (*piece, check.map_or(Some(*reads), |check| check.reads));
+            if reads.is_none_or(|reads| self.viewer.done < reads) {
+                if !self.viewer.pump(Some(deadline))? {
+                    let why = ViewError::Stalled(self.viewer.patience);
+                    return Err(self.viewer.ended(why));
+                }
+                continue;
             }
-            self.go_back(&waiting.piece)?;
+            if check.map_or(Ok(true), |check| self.viewer.is_there(&check))? {
+                self.waiting.pop_front();
+                self.again = None;
+                self.ask_ahead(piece.offset)?;
+                return Ok(Some(piece));
+            }
+            self.go_back(&piece)?;
+            deadline = Instant::now() + self.viewer.patience;
         }
     }
 
@@ -541,16 +565,23 @@ impl Range<'_> {
             let posted = self.viewer.posted;
             self.viewer.complete(posted)?;
         }
-        let depth = self.viewer.count as usize - 1;
+        let depth = self.viewer.depth;
+        let most = self.viewer.count as usize - 1;
+        let done = self.viewer.done;
+        let mut unread = self.waiting.iter().filter(|w| w.reads > done).count();
         // Several together wake a server over TCP once; until then the other half is watched.
-        if !self.first && self.waiting.len() > depth / 2 {
+        let room = most - self.waiting.len() >= depth - depth / 2;
+        let front = self.waiting.front();
+        let due =
+            front.is_some_and(|w| w.reads <= done && w.check.is_some_and(|c| c.reads.is_none()));
+        if !self.first && (unread > depth / 2 || !room && !due) {
             return Ok(());
         }
         if self.waiting.is_empty() && self.next < self.end {
             self.viewer.wait_for(self.next)?;
         }
-        let (mut reads, mut count) = (Vec::new(), 0);
-        while self.next < self.end && self.waiting.len() < depth {
+        let mut reads = self.checks();
+        while self.next < self.end && unread < depth && self.waiting.len() < most {
             let known = self.viewer.known.as_ref();
             let target = match known.map(|known| known.find(self.next)) {
                 None => None,
@@ -558,7 +589,8 @@ impl Range<'_> {
                 // What is there is given first. The block is asked for, or will be.
                 Some(None) => break,
             };
-            let most = if self.first && self.seek {
+            let soon = self.first && self.seek;
+            let most = if soon {
                 FIRST.min(self.viewer.slot_len)
             } else {
                 self.viewer.slot_len
@@ -566,24 +598,62 @@ impl Range<'_> {
             self.first = false;
             let left = (self.end - self.next).min(target.as_ref().map_or(u64::MAX, |t| t.most));
             let len = u32::try_from(left).map_or(most, |left| left.min(most));
-            let part = (self.next, len);
-            let slot = self.viewer.read(count, part, target.as_ref(), &mut reads);
-            count += 1;
-            self.waiting.push_back(Waiting {
-                piece: Piece {
-                    slot,
-                    offset: self.next,
-                    len,
-                },
-                reads: self.viewer.posted + count as u64,
-                generation: target.map(|target| target.generation),
+            let (slot, read) = self.viewer.read((self.next, len), target.as_ref());
+            reads.push(read);
+            let piece = Piece {
+                slot,
+                offset: self.next,
+                len,
+            };
+            let check = target.map(|target| Check {
+                word: target.word,
+                generation: target.generation,
+                at: self.viewer.word_at(&piece),
+                reads: None,
             });
+            self.waiting.push_back(Waiting {
+                piece,
+                reads: self.viewer.posted + reads.len() as u64,
+                check,
+            });
+            unread += 1;
             self.next += u64::from(len);
+            if soon && check.is_some() {
+                // Its word would come behind all others.
+                break;
+            }
         }
         if reads.is_empty() {
             return Ok(());
         }
-        self.viewer.post(count, &reads)
+        self.viewer.post(&reads)
+    }
+
+    /// The Reads of the words of all bytes that have come: one for those of a slot of the server.
+    fn checks(&mut self) -> Vec<SendWr> {
+        let mut reads = Vec::new();
+        let done = self.viewer.done;
+        // The last piece of a slot is given last, so its place for a word is kept for all of them.
+        let mut last: Option<Check> = None;
+        for waiting in self.waiting.iter_mut().rev() {
+            let Some(check) = &mut waiting.check else {
+                continue;
+            };
+            if waiting.reads > done || check.reads.is_some() {
+                continue;
+            }
+            let same = last.filter(|last| last.generation == check.generation);
+            *check = same.unwrap_or_else(|| {
+                let word = self.viewer.words.sge(check.at, WORD_LEN as usize);
+                reads.push(SendWr::read(0, check.word).sge(word).signaled());
+                Check {
+                    reads: Some(self.viewer.posted + reads.len() as u64),
+                    ..*check
+                }
+            });
+            last = Some(*check);
+        }
+        reads
     }
 
     /// The bytes of a piece.
