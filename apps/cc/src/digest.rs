@@ -98,6 +98,22 @@ fn unquoted(line: &str) -> Vec<String> {
     all
 }
 
+/// The last version of clang whose objects are known to be the same on workers. Later ones change `__FILE__` where prefixes of files are mapped.
+const LAST_CLANG: u32 = 14;
+
+/// Whether workers make the same with the clang of this line.
+fn is_exact(version: &str) -> Result<(), String> {
+    let (vendor, number) = version.split_once("clang version ").unwrap_or_default();
+    let number = number.split('.').next().and_then(|n| n.parse::<u32>().ok());
+    // Apple counts in its own way.
+    if number.is_some_and(|n| n <= LAST_CLANG) && !vendor.contains("Apple") {
+        return Ok(());
+    }
+    Err(format!(
+        "clang after version {LAST_CLANG}, or none whose version is known, changes __FILE__ on workers"
+    ))
+}
+
 /// What clang's driver makes of these options: the version, then the arguments of the first step.
 ///
 /// # Errors
@@ -131,6 +147,7 @@ pub(crate) fn first_step(
     let (Some(version), [step]) = (version, &steps[..]) else {
         return Err(format!("{} has other steps than a clang", driver.display()));
     };
+    is_exact(version)?;
     let step = unquoted(step);
     // These files are not on the worker.
     let foreign = |arg: &&String| {
@@ -316,6 +333,21 @@ fn make(driver: &Path, language: Language, path: &str) -> Result<(Digest, Seen),
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn newer_clangs_stay_here() {
+        for good in ["Debian clang version 14.0.6", "clang version 9.0.1-12"] {
+            is_exact(good).unwrap();
+        }
+        for bad in [
+            "Ubuntu clang version 15.0.7",
+            "clang version 20.1.0 (https://github.com/llvm)",
+            "Apple clang version 14.0.3",
+            "clang version trunk",
+        ] {
+            is_exact(bad).expect_err(bad);
+        }
+    }
 
     #[test]
     fn another_assembler_in_the_path_is_another_compiler() {

@@ -16,6 +16,7 @@ mod rule;
 
 pub(crate) use clang::mapped;
 pub use rule::Rule;
+pub(crate) use rule::dependencies;
 use rule::{Requested, preprocessors, quoted};
 
 /// A command file (`@file`) and those that it names, in bytes.
@@ -86,6 +87,8 @@ pub struct Plan {
     /// The object, or the assembler text after `-S`.
     pub output: PathBuf,
     pub language: Language,
+    /// Whether `-x` names it; else the extension does, of which C++'s drivers think otherwise.
+    pub explicit: bool,
     /// The prefix of the names of further outputs, which the object contains; empty without any.
     pub beside: String,
 }
@@ -232,6 +235,13 @@ fn kind(arg: &str) -> Kind {
     }
 }
 
+/// Whether a driver of this name takes C for C++.
+pub(crate) fn is_cxx(name: &str) -> bool {
+    name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.')
+        .trim_end_matches('-')
+        .ends_with("++")
+}
+
 /// Whether weft cc knows a compiler by its name.
 pub fn is_driver(name: &str) -> bool {
     Family::of(name).is_some()
@@ -352,7 +362,8 @@ struct Reading {
     family: Family,
     preprocess: Vec<OsString>,
     job: Vec<String>,
-    sources: Vec<(PathBuf, Option<Language>)>,
+    /// With their languages, and whether `-x` named them.
+    sources: Vec<(PathBuf, Option<Language>, bool)>,
     output: Option<PathBuf>,
     phases: Vec<&'static str>,
     explicit: Option<Language>,
@@ -385,7 +396,7 @@ impl Reading {
             .explicit
             .or_else(|| path.extension().and_then(Language::of_extension));
         self.preprocess.push(again);
-        self.sources.push((path, language));
+        self.sources.push((path, language, self.explicit.is_some()));
     }
 
     fn option(&mut self, text: &str, arg: &OsString) {
@@ -394,7 +405,7 @@ impl Reading {
             "-S" => return self.phases.push("-S"),
             // It changes nothing in the output, and the worker decides where intermediate text is.
             "-pipe" => return,
-            "-MD" | "-MMD" => self.rule.made = Some(text == "-MD"),
+            "-MD" | "-MMD" => self.rule.make(text == "-MD"),
             _ => {}
         }
         self.rule.has_file |= text.starts_with("-MF");
@@ -571,20 +582,23 @@ pub fn parse_as(family: Family, dir: &Path, args: &[OsString]) -> Result<Plan, H
     if family == Family::Gcc && asks(&["-pedantic", "-Wpedantic"]) && asks(&["-Werror"]) {
         return stay("-pedantic with -Werror, of which workers do not warn");
     }
-    let [(source, language)] = &reading.sources[..] else {
+    let [(source, language, explicit)] = &reading.sources[..] else {
         return stay(if reading.sources.is_empty() {
             "no source"
         } else {
             "several sources"
         });
     };
-    let Some(language) = *language else {
+    let (Some(language), explicit) = (*language, *explicit) else {
         return stay(
             "a source that workers do not compile (assembler, preprocessed, a header, or another language)",
         );
     };
     if source.file_stem() == Some(OsStr::new("conftest")) {
         return stay("a test of configure");
+    }
+    if let Some(reason) = reading.any_stays() {
+        return stay(reason);
     }
     if family == Family::Clang
         && let Some(reason) = reading.clang_stays(dir, source, language)
@@ -611,6 +625,13 @@ pub fn parse_as(family: Family, dir: &Path, args: &[OsString]) -> Result<Plan, H
         Err(why) => return stay(why),
     };
     let (preprocess, rule) = reading.preprocessor(&output, named);
+    let told = rule.as_ref().map(|rule| rule.file.clone());
+    if told
+        .or_else(|| dependencies(&preprocess))
+        .is_some_and(|told| rule::is_special(dir, &told))
+    {
+        return stay("dependencies in what is no regular file");
+    }
     let mut job = reading.job;
     job.push(phase.into());
     Ok(Plan {
@@ -621,6 +642,7 @@ pub fn parse_as(family: Family, dir: &Path, args: &[OsString]) -> Result<Plan, H
         source,
         output,
         language,
+        explicit,
         beside,
     })
 }

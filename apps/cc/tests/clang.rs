@@ -324,6 +324,18 @@ fn what_a_worker_of_clang_has_not_is_compiled_here() {
     ] {
         project.compare("clang", line, why);
     }
+    let seen = project.bed.path("inc/in.h");
+    let text = format!(
+        "#if __has_include(\"{}\")\nint here;\n#endif\n",
+        seen.display()
+    );
+    std::fs::write(project.bed.path("far.c"), text).unwrap();
+    project.compare("clang", "-c far.c -MMD", "worker");
+    for driver in ["clang++", "g++"] {
+        if find_program(driver).is_some() {
+            project.compare(driver, "-w -c san.c", "compiles C as C++");
+        }
+    }
     for line in ["-ftime-report -c san.c", "-### -c san.c", "-c time.c"] {
         // What they say is never the same.
         let before = project.bed.status().done;
@@ -406,6 +418,8 @@ fn variables_of_clang_keep_a_command_here() {
         ("CPATH", "sys"),
         ("CCC_OVERRIDE_OPTIONS", "+-O3"),
         ("C_INCLUDE_PATH", "sys"),
+        ("SDKROOT", "/"),
+        ("MACOSX_DEPLOYMENT_TARGET", "10.9"),
     ] {
         project.vars.push((name.into(), value.into()));
         project.compare("clang", "-c san.c", &format!("{name} is set"));

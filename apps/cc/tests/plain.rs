@@ -183,6 +183,10 @@ fn who_reads_the_network_reads_what_is_plain() {
 #[test]
 fn a_plain_worker_says_whom_it_lets_in() {
     let bed = Bed::new();
+    let peer = format!("SHA256:{}", "A".repeat(43));
+    let out = bed.run("127.0.0.1:1", true, &["check", "--peer", &peer]);
+    let said = text(&out.stderr);
+    assert!(said.contains("exclude each other"), "{said}");
     for (options, why, hint) in [
         (
             &["--bind", "0.0.0.0:0"][..],
@@ -195,6 +199,7 @@ fn a_plain_worker_says_whom_it_lets_in() {
             "add --open",
         ),
         (&["--authorized", "keys"], "exclude each other", "leave one"),
+        (&["--identity", "key"], "exclude each other", "leave one"),
         (&["--open", "--accept-compilers"], "cannot be used with", ""),
     ] {
         let args = [&["worker", "--plain"], options].concat();

@@ -26,7 +26,7 @@ use crate::client::{ACTIVE, HOSTS, PLAIN, not_compilers};
 use crate::ipc::{JobAsk, Line, PullAsk, with_scratch};
 use crate::launch::{FROM, Launch, NAME, Next};
 use crate::lock;
-use crate::options::{self, Family, Plan};
+use crate::options::{self, Family, Language, Plan, dependencies};
 use crate::wire::Output;
 
 /// Environment variables that change what a preprocessor reads or writes.
@@ -226,6 +226,9 @@ impl Running<'_> {
         }
         if family.is_none() {
             return Err(here(format!("`{name}` is neither gcc nor clang")));
+        }
+        if plan.language == Language::C && !plan.explicit && options::is_cxx(&name) {
+            return Err(here(format!("`{name}` compiles C as C++")));
         }
         let source = Self::text(&plan.source)?;
         source.clone_into(told);
@@ -675,24 +678,6 @@ impl Part {
         }
         Ok(())
     }
-}
-
-/// The file into which the preprocessor writes dependencies.
-fn dependencies(preprocess: &[OsString]) -> Option<PathBuf> {
-    let mut found = None;
-    let mut args = preprocess.iter();
-    while let Some(arg) = args.next() {
-        let arg = arg.as_bytes();
-        let joined = [&b"-Wp,-MD,"[..], b"-Wp,-MMD,", b"-MF"]
-            .iter()
-            .find_map(|prefix| arg.strip_prefix(*prefix));
-        match joined {
-            Some(b"") => found = args.next().map(PathBuf::from),
-            Some(name) => found = Some(OsStr::from_bytes(name).into()),
-            None => {}
-        }
-    }
-    found
 }
 
 /// Whether make executes nothing of a worker's text: rules without recipes, and no variables, functions or directives.

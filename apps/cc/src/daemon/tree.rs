@@ -1,6 +1,6 @@
 //! The files that a source of clang is compiled from: found by clang here, packed for a worker.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use crate::ipc::TreeAsk;
 use crate::lock;
 use crate::options::{self, Language, Plan};
-use crate::tree::{self, Entry, MAX_ENTRIES};
+use crate::tree::{self, Entry, MAX_DIRECTORIES, MAX_ENTRIES};
 use crate::wire::Searched;
 
 /// Bytes of one file.
@@ -95,6 +95,8 @@ struct Packer<'a> {
     out: BufWriter<&'a File>,
     len: u64,
     entries: usize,
+    /// All that a worker makes.
+    directories: HashSet<PathBuf>,
     /// What is at a path: device and inode.
     at: HashMap<PathBuf, (u64, u64)>,
     /// The number of a file.
@@ -106,6 +108,18 @@ impl Packer<'_> {
         self.entries += 1;
         if self.entries > MAX_ENTRIES {
             return Err("it reads too many files".into());
+        }
+        let (Entry::File { path, .. } | Entry::Link { path, .. } | Entry::Directory { path }) =
+            entry;
+        let below = usize::from(!matches!(entry, Entry::Directory { .. }));
+        for dir in Path::new(path).ancestors().skip(below) {
+            // Those above it are there too.
+            if dir == Path::new("/") || !self.directories.insert(dir.into()) {
+                break;
+            }
+        }
+        if self.directories.len() > MAX_DIRECTORIES {
+            return Err("its files are in too many directories".into());
         }
         let bytes = entry.encode();
         self.len += bytes.len() as u64;
@@ -168,6 +182,7 @@ pub(super) fn pack(
         out: BufWriter::with_capacity(256 << 10, to),
         len: 0,
         entries: 0,
+        directories: HashSet::new(),
         at: HashMap::new(),
         numbers: HashMap::new(),
     };
@@ -203,14 +218,31 @@ pub(super) fn pack(
     Ok(packer.len)
 }
 
-/// Whether a worker's compiler has read the files that the one here has, in the same order; the system's may be missing.
-pub(super) fn agree(here: &[String], there: &[&str], system: bool) -> bool {
-    if system {
-        return here == there;
-    }
-    let mut all = here.iter();
+/// The directories whose headers are the system's, which `-MMD` leaves out.
+pub(super) fn system(options: &TreeAsk, searched: &[Searched]) -> Vec<String> {
+    let given = options.cpp.windows(2);
+    let given = given.filter(|pair| ["-isystem", "-idirafter"].contains(&pair[0].as_str()));
+    let given = given.map(|pair| &pair[1]);
+    let all = given.chain(searched.iter().map(|searched| &searched.dir));
+    // As clang names the files below.
+    all.map(|dir| dir.trim_start_matches("./").trim_end_matches('/').into())
+        .collect()
+}
+
+/// Whether a worker's compiler has read the files that the one here has, in the same order; those below the directories `missing` may be missing.
+pub(super) fn agree(here: &[String], there: &[&str], missing: &[String]) -> bool {
+    let may_miss = |name: &str| {
+        let below = |dir: &String| name.strip_prefix(dir.as_str());
+        missing
+            .iter()
+            .any(|dir| below(dir).is_some_and(|rest| rest.starts_with('/')))
+    };
+    let mut left = there.iter().peekable();
     here.first().map(String::as_str) == there.first().copied()
-        && there.iter().all(|name| all.any(|other| other == name))
+        && here
+            .iter()
+            .all(|name| left.next_if(|other| **other == name).is_some() || may_miss(name))
+        && left.next().is_none()
 }
 
 #[cfg(test)]
@@ -219,19 +251,53 @@ mod tests {
 
     #[test]
     fn another_list_of_files_is_found() {
-        let here = ["a.c", "b.h", "/s.h", "c.h"].map(String::from);
-        assert!(agree(&here, &["a.c", "b.h", "/s.h", "c.h"], true));
-        assert!(!agree(&here, &["a.c", "b.h", "c.h"], true));
-        assert!(agree(&here, &["a.c", "b.h", "c.h"], false));
+        let here = ["a.c", "b.h", "/sys/s.h", "c.h"].map(String::from);
+        let options = TreeAsk {
+            cpp: ["-isystem", "./sys/", "-I", "inc"].map(String::from).into(),
+            search: Vec::new(),
+        };
+        let searched = [Searched {
+            c: true,
+            dir: "/sys".into(),
+        }];
+        let dirs = system(&options, &searched);
+        assert_eq!(dirs, ["sys", "/sys"]);
+        assert!(agree(&here, &["a.c", "b.h", "/sys/s.h", "c.h"], &[]));
+        assert!(!agree(&here, &["a.c", "b.h", "c.h"], &[]));
+        assert!(agree(&here, &["a.c", "b.h", "c.h"], &dirs));
         for bad in [
             &["a.c", "c.h", "b.h"][..],
             &["b.h"],
             &["a.c", "x.h"],
             &[],
             &["a.c", "b.h", "b.h"],
+            // None of the system's.
+            &["a.c", "/sys/s.h", "c.h"],
+            &["a.c", "b.h"],
         ] {
-            assert!(!agree(&here, bad, false), "{bad:?}");
+            assert!(!agree(&here, bad, &dirs), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn directories_are_counted_as_a_worker_makes_them() {
+        let file = tempfile::tempfile().unwrap();
+        let mut packer = Packer {
+            out: BufWriter::new(&file),
+            len: 0,
+            entries: 0,
+            directories: HashSet::new(),
+            at: HashMap::new(),
+            numbers: HashMap::new(),
+        };
+        let mut put = |path: String| packer.put(&Entry::Link { path, to: 0 });
+        // Each in three of its own, and in `/d`.
+        let most = (MAX_DIRECTORIES - 1) / 3;
+        for n in 0..most {
+            put(format!("/d/{n}/x/y/a")).unwrap();
+            put(format!("/d/{n}/x/y/b")).unwrap();
+        }
+        assert!(put("/e/x/y/z".into()).unwrap_err().contains("directories"));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Commands of clang: the rule for make, which the master writes itself, and what keeps a command here.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::{Language, Reading};
+use super::{Language, Reading, stays};
 
 /// The rule for make that clang is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,9 +69,17 @@ pub(super) struct Requested {
     pub(super) targets: Vec<String>,
     pub(super) has_target: bool,
     pub(super) phony: bool,
+    /// Both `-MD` and `-MMD`.
+    mixed: bool,
 }
 
 impl Requested {
+    /// With the system's headers, or without.
+    pub(super) fn make(&mut self, system: bool) {
+        self.mixed |= self.made.is_some_and(|before| before != system);
+        self.made = Some(system);
+    }
+
     /// Whether anything is said about a rule.
     fn asks(&self) -> bool {
         self.file.is_some() || !self.targets.is_empty() || self.phony
@@ -106,14 +114,14 @@ impl Reading {
     ) -> bool {
         let rule = &mut self.rule;
         match text {
-            "-MD" => rule.made = Some(true),
-            "-MMD" => rule.made = Some(false),
+            "-MD" => rule.make(true),
+            "-MMD" => rule.make(false),
             "-MP" => rule.phony = true,
             "-MV" => self.stay("dependencies for another make (-MV)"),
             _ => {
                 for (system, begin) in [(true, "-Wp,-MD,"), (false, "-Wp,-MMD,")] {
                     if let Some(file) = text.strip_prefix(begin).filter(|f| !f.contains(',')) {
-                        rule.made = Some(system);
+                        rule.make(system);
                         rule.file = Some(file.into());
                         return true;
                     }
@@ -140,6 +148,23 @@ impl Reading {
             }
         }
         true
+    }
+
+    /// What keeps a command of either compiler here.
+    pub(super) fn any_stays(&self) -> Option<&'static str> {
+        if self.rule.mixed {
+            return Some("-MD and -MMD together");
+        }
+        let mut before: &OsStr = OsStr::new("");
+        self.preprocess.iter().find_map(|arg| {
+            // Its text is in no file that is looked at.
+            let defines = before == "-D"
+                || [&b"-D"[..], b"-Wp,-D"]
+                    .iter()
+                    .any(|begin| arg.as_bytes().starts_with(begin));
+            before = arg;
+            stays(arg.as_bytes()).filter(|_| defines)
+        })
     }
 
     /// What else keeps a command of clang here.
@@ -171,6 +196,30 @@ impl Reading {
             None
         }
     }
+}
+
+/// Whether a rule would go to standard output, or into something that a renamed file must not replace.
+pub(super) fn is_special(dir: &Path, file: &Path) -> bool {
+    let about = dir.join(file).symlink_metadata();
+    file == Path::new("-") || about.is_ok_and(|about| !about.is_file())
+}
+
+/// The file into which the preprocessor writes dependencies.
+pub(crate) fn dependencies(preprocess: &[OsString]) -> Option<PathBuf> {
+    let mut found = None;
+    let mut args = preprocess.iter();
+    while let Some(arg) = args.next() {
+        let arg = arg.as_bytes();
+        let joined = [&b"-Wp,-MD,"[..], b"-Wp,-MMD,", b"-MF"]
+            .iter()
+            .find_map(|prefix| arg.strip_prefix(*prefix));
+        match joined {
+            Some(b"") => found = args.next().map(PathBuf::from),
+            Some(name) => found = Some(OsStr::from_bytes(name).into()),
+            None => {}
+        }
+    }
+    found
 }
 
 /// The definition that is passed to the preprocessor alone.

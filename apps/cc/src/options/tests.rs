@@ -110,6 +110,41 @@ fn what_cannot_go_out_says_why() {
 }
 
 #[test]
+fn both_compilers_keep_what_is_of_this_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = Some(dir.path().join("fifo"));
+    let made = std::process::Command::new("mkfifo").args(&fifo).status();
+    assert!(made.unwrap().success());
+    for family in [Family::Gcc, Family::Clang] {
+        let of = |line: &str| parse_as(family, dir.path(), &args(line));
+        for (line, why) in [
+            ("-c a.c -MD -MF /dev/null", "regular"),
+            ("-c a.c -MD -MF fifo", "regular"),
+            ("-c a.c -MD -MF-", "regular"),
+            ("-c a.c -MMD -MF -", "regular"),
+            ("-c a.c -Wp,-MMD,fifo", "regular"),
+            ("-c a.c -MD -MMD", "together"),
+            ("-c a.c -MMD -MD", "together"),
+            ("-c a.c -DSTAMP=__TIME__", "__TIME__"),
+            ("-c a.c -D STAMP=__DATE__", "__DATE__"),
+            ("-c a.c -Wp,-DSTAMP=__TIMESTAMP__", "__TIMESTAMP__"),
+        ] {
+            let reason = of(line).expect_err(line).reason;
+            assert!(reason.contains(why), "{family:?} {line}: {reason}");
+        }
+        for (line, explicit) in [
+            ("-c a.c -MMD -MMD -MF a.d", false),
+            ("-x c -c a.c", true),
+            ("-c a.c -x c", false),
+        ] {
+            assert_eq!(of(line).expect(line).explicit, explicit, "{line}");
+        }
+    }
+    assert!(is_cxx("g++") && is_cxx("clang++-14") && is_cxx("x86_64-linux-gnu-g++-12.1"));
+    assert!(!is_cxx("gcc-12") && !is_cxx("clang"));
+}
+
+#[test]
 fn command_files_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");

@@ -208,6 +208,12 @@ fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
     if all.is_empty() {
         return Err(Failure::usage("no worker is named").hint(form));
     }
+    if args.plain && !check.peers.is_empty() {
+        return Err(Failure::usage(
+            "without encryption a worker shows no key: --peer and --plain exclude each other",
+        )
+        .hint("leave one of them away"));
+    }
     let keys = AllWorkers::new(check.peers.clone())?;
     let mut bad = None;
     for worker in &all {
@@ -396,6 +402,12 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         if args.keys.authorized.is_some() {
             return Err(Failure::usage(
                 "without encryption a master shows no key: --authorized and --plain exclude each other",
+            )
+            .hint("leave one of them away"));
+        }
+        if args.keys.identity.is_some() {
+            return Err(Failure::usage(
+                "without encryption a worker shows no key: --identity and --plain exclude each other",
             )
             .hint("leave one of them away"));
         }

@@ -73,6 +73,10 @@ impl From<Unfit> for Stop {
     fn from(unfit: Unfit) -> Self {
         match unfit {
             Unfit::Name => Self::End(Verdict::Refused, "a name of a source that cannot be".into()),
+            // Of the tree that the master packed.
+            Unfit::Io(e) if e.kind() == std::io::ErrorKind::InvalidData => {
+                Self::End(Verdict::Refused, e.to_string())
+            }
             Unfit::Io(e) => e.into(),
         }
     }

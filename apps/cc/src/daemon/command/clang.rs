@@ -20,11 +20,18 @@ const CLANGS: &[&str] = &[
     "CC_PRINT_HEADERS",
     "CC_PRINT_OPTIONS",
     "CC_LOG_DIAGNOSTICS",
+    "MACOSX_DEPLOYMENT_TARGET",
+    "IPHONEOS_DEPLOYMENT_TARGET",
+    "TVOS_DEPLOYMENT_TARGET",
+    "WATCHOS_DEPLOYMENT_TARGET",
+    "SDKROOT",
 ];
 
 /// The files that clang has read here.
 pub(super) struct Listed {
     names: Vec<String>,
+    /// The directories of the system's headers.
+    system: Vec<String>,
     /// How it writes rules.
     spaced: bool,
 }
@@ -62,6 +69,7 @@ impl Running<'_> {
         job.len = tree::pack(&file, at, &names, &ask, &searched).map_err(here)?;
         drop(leave);
         trail.left();
+        let system = tree::system(&ask, &searched);
         job.tree = Some(wire::Tree {
             cpp: ask.cpp,
             searched,
@@ -70,6 +78,7 @@ impl Running<'_> {
         let file = OwnedFd::from(file);
         let listed = Listed {
             names,
+            system,
             spaced: text.contains("\n\n"),
         };
         Ok((shared.job(&job, Some(&file), self.line, trail), listed))
@@ -86,7 +95,8 @@ pub(super) fn rule(
     let text = there.and_then(|part| part.read().ok());
     let text = String::from_utf8(text.unwrap_or_default()).unwrap_or_default();
     let there: Vec<_> = text.lines().collect();
-    if !tree::agree(&from.names, &there, system) {
+    let missing: &[String] = if system { &[] } else { &from.system };
+    if !tree::agree(&from.names, &there, missing) {
         return Err(here(
             "a worker's compiler has read other files than the one here",
         ));
