@@ -1,24 +1,32 @@
 //! The responder: memory that goes, refusals after a placement, and numbers that wrap.
 
-use std::time::Duration;
-
-use weft_proto::dgram::Now;
 use weft_proto::roce::{Config, Connection, Rx, State};
-use weft_wire::roce::{
-    AtomicEth, DEFAULT_PKEY, Header, NakCode, Op as Wire, Opcode, Reth, Service, Syndrome,
-};
+use weft_wire::roce::{AtomicEth, Header, NakCode, Op as Wire, Opcode, Syndrome};
 
-use super::roce_rules::{ACK, T0, answers, connection, packets, read, request};
+use super::roce_rules::{ACK, CONFIG, T0, answers, connection, packets, read, request};
 
-const NOW: Now = Duration::from_secs(1);
-const FIRST: u32 = 100;
+const FIRST: u32 = CONFIG.rq_psn;
+
+/// A Send that asks for an acknowledgement.
+fn asks(psn: u32) -> Header {
+    Header {
+        ack_request: true,
+        ..request(Wire::SendOnly, psn)
+    }
+}
+
+/// The packets that go now: their numbers, and what they say.
+fn sent(conn: &mut Connection) -> Vec<(u32, Option<Syndrome>)> {
+    let said = |(header, _): &(Header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome));
+    packets(conn, T0).iter().map(said).collect()
+}
 
 /// Everything that goes now; the last packet.
 fn drain(conn: &mut Connection) -> Option<Vec<u8>> {
     let (mut last, mut raw) = (None, Vec::new());
     // Long answers are interrupted once in a while.
     for _ in 0..2 {
-        while conn.next_tx(NOW, &mut raw).is_some() {
+        while conn.next_tx(T0, &mut raw).is_some() {
             last = Some(std::mem::take(&mut raw));
         }
     }
@@ -28,32 +36,15 @@ fn drain(conn: &mut Connection) -> Option<Vec<u8>> {
 #[test]
 #[cfg_attr(miri, ignore = "sixteen million packets")]
 fn a_repeated_atomic_is_not_a_read_of_the_turn_before() {
-    let mut conn: Connection = Connection::new(Config {
-        service: Service::Rc,
-        dest_qp: 9,
-        pkey: DEFAULT_PKEY,
-        mtu: 256,
-        sq_psn: 0,
-        rq_psn: FIRST,
+    let mut conn = Connection::new(Config {
         ord: 16,
         ird: 16,
-        timeout: 14,
-        retry_count: 2,
-        rnr_retry: 1,
-        rnr_timer: 12,
-        window: 64,
+        ..CONFIG
     });
     // Four Reads of 2^22 packets use all 2^24 numbers once.
     for turn in 0..4 {
-        let read = Header {
-            reth: Some(Reth {
-                va: 0,
-                rkey: 7,
-                len: 1 << 30,
-            }),
-            ..Header::new(Opcode::rc(Wire::ReadRequest), 5, FIRST + (turn << 22))
-        };
-        assert!(matches!(conn.rx(NOW, &read, 0), Rx::ReadRequested { .. }));
+        let read = read(FIRST + (turn << 22), 0, 1 << 30);
+        assert!(matches!(conn.rx(T0, &read, 0), Rx::ReadRequested { .. }));
         conn.accept_read();
         while drain(&mut conn).is_some() {}
     }
@@ -67,13 +58,13 @@ fn a_repeated_atomic_is_not_a_read_of_the_turn_before() {
         ..Header::new(Opcode::rc(Wire::FetchAdd), 5, FIRST)
     };
     assert!(matches!(
-        conn.rx(NOW, &atomic, 0),
+        conn.rx(T0, &atomic, 0),
         Rx::AtomicRequested { .. }
     ));
     conn.atomic_done(41);
     let first = drain(&mut conn).expect("an answer");
     // The answer was lost, and the request comes again.
-    assert!(matches!(conn.rx(NOW, &atomic, 0), Rx::Nothing));
+    assert!(matches!(conn.rx(T0, &atomic, 0), Rx::Nothing));
     assert_eq!(drain(&mut conn), Some(first));
 }
 
@@ -88,12 +79,8 @@ fn a_message_that_is_refused_after_its_placement_is_not_acknowledged() {
     conn.rx(T0, &send, 1);
     assert!(conn.rx_placed().is_some());
     conn.refuse(NakCode::RemoteAccess);
-    let sent: Vec<_> = packets(&mut conn, T0)
-        .iter()
-        .map(|(header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome)))
-        .collect();
     let nak = Syndrome::Nak(NakCode::RemoteAccess);
-    assert_eq!(sent, [(99, Some(ACK)), (100, Some(nak))]);
+    assert_eq!(sent(&mut conn), [(99, Some(ACK)), (100, Some(nak))]);
 }
 
 #[test]
@@ -107,11 +94,8 @@ fn memory_that_has_gone_under_a_repeated_answer_ends_no_connection() {
         conn.next_tx(T0, &mut Vec::new()).expect("the answer again");
         conn.source_gone();
         let nak = Syndrome::Nak(NakCode::RemoteAccess);
-        let sent: Vec<_> = packets(&mut conn, T0)
-            .iter()
-            .map(|(header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome)))
-            .collect();
-        assert_eq!((sent, conn.state()), (vec![(100, Some(nak))], State::Open));
+        assert_eq!(sent(&mut conn), [(100, Some(nak))]);
+        assert_eq!(conn.state(), State::Open);
     }
 }
 
@@ -128,21 +112,13 @@ fn memory_that_goes_before_a_later_refusal_is_told_of_instead() {
     assert_eq!(conn.state(), State::Failed);
     conn.next_tx(T0, &mut Vec::new()).expect("the answer");
     conn.source_gone();
-    let sent: Vec<_> = packets(&mut conn, T0)
-        .iter()
-        .map(|(header, _)| (header.psn, header.aeth.map(|aeth| aeth.syndrome)))
-        .collect();
     let nak = Syndrome::Nak(NakCode::RemoteAccess);
-    assert_eq!(sent, [(100, Some(nak))]);
+    assert_eq!(sent(&mut conn), [(100, Some(nak))]);
 }
 
 #[test]
 fn a_peer_that_asks_again_is_told_again_what_is_missing() {
     let mut conn = connection();
-    let asks = |psn| Header {
-        ack_request: true,
-        ..request(Wire::SendOnly, psn)
-    };
     let nak = [(100, Some(Syndrome::Nak(NakCode::SequenceError)))];
     // The first is lost. The others are the heels of it.
     assert_eq!(answers(&mut conn, &[(asks(101), 0)]), nak);
@@ -164,22 +140,14 @@ fn a_peer_that_asks_again_is_told_again_what_is_missing() {
 #[test]
 fn what_follows_a_message_without_a_receive_is_no_question() {
     let mut conn = connection();
-    let asks = |psn| Header {
-        ack_request: true,
-        ..request(Wire::SendOnly, psn)
-    };
     for _ in 0..3 {
         // Sent again, as the peer is told; and again there is no receive.
         conn.rx(T0, &asks(100), 0);
         conn.not_ready();
         conn.rx(T0, &asks(101), 0);
-        let sent = packets(&mut conn, T0);
-        let told = sent
-            .iter()
-            .map(|(header, _)| header.aeth.map(|aeth| aeth.syndrome));
         assert!(matches!(
-            told.collect::<Vec<_>>()[..],
-            [Some(Syndrome::RnrNak(_))]
+            sent(&mut conn)[..],
+            [(_, Some(Syndrome::RnrNak(_)))]
         ));
     }
 }

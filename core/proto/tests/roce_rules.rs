@@ -13,7 +13,7 @@ use weft_wire::roce::{
 
 pub(super) const T0: Now = Now::from_secs(1);
 const TICK: Duration = Duration::from_nanos(1);
-const CONFIG: Config = Config {
+pub(super) const CONFIG: Config = Config {
     service: Service::Rc,
     dest_qp: 9,
     pkey: DEFAULT_PKEY,

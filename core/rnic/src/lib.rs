@@ -64,7 +64,7 @@ pub use pending_dereg::PendingDereg;
 pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use roce::{
     ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceChange, RoceConn, RoceConnect,
-    RoceCounters, RoceEvent, RoceFault, RoceFaults, RoceInit, RoceListening, RoceLookup,
+    RoceCounters, RoceEnd, RoceEvent, RoceFault, RoceFaults, RoceInit, RoceListening, RoceLookup,
     RoceLookupRequest, RocePath, RocePort, RoceQp, RoceRequest, RoceSend, RoceServing, RoceTerms,
     RoceUdCounters, RoceUdInit, RoceUdQp, roce_mtu,
 };

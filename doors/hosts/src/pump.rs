@@ -297,8 +297,12 @@ impl Pump {
 
     /// Gives the bytes up to the head back to the program, `left` are behind them. Makes its end of the bell writable if it waits and half of the ring is free.
     fn make_room(&mut self, left: usize) -> Result<(), End> {
-        // Before the program can see the room, fill the ring again, and fill the bell for that.
-        let waiting = self.bells();
+        // Before the program can see the room, fill the ring again, and fill the bell for that. If it does not wait yet, there are no bytes for that.
+        let waiting = if self.rings.wants_room(PROGRAM) {
+            self.bells()
+        } else {
+            0
+        };
         if !self.rings.consumed(PROGRAM, self.head) || left > self.rings.capacity() / 2 {
             return Ok(());
         }

@@ -184,12 +184,19 @@ impl Exchange {
         self.due
     }
 
+    /// The message of the peer that waits for our answer.
+    fn unanswered(&self) -> Option<About> {
+        match self.phase {
+            Phase::Requested => Some(About::Req),
+            Phase::Replied => Some(About::Rep),
+            _ => None,
+        }
+    }
+
     /// The answer to the peer's request, or our word that we are ready, will take this long, a power: the peer shall not ask again before.
     pub fn delay(&mut self, service_timeout: u8) {
-        let about = match self.phase {
-            Phase::Requested => About::Req,
-            Phase::Replied => About::Rep,
-            _ => return,
+        let Some(about) = self.unanswered() else {
+            return;
         };
         let mra = Mra {
             local_id: self.local_id,
@@ -217,10 +224,8 @@ impl Exchange {
 
     /// Refuses the peer's request, or its answer.
     pub fn reject(&mut self, reason: u16, private_data: &[u8]) {
-        let about = match self.phase {
-            Phase::Requested => About::Req,
-            Phase::Replied => About::Rep,
-            _ => return,
+        let Some(about) = self.unanswered() else {
+            return;
         };
         let rej = Rej {
             local_id: self.local_id,

@@ -20,7 +20,7 @@ use super::admit::refuse;
 use super::connections::{Asked, Connection, Listener, Manager, OnRequest, Tell, Todo};
 use super::port::{Manages, PortInner, Whose, siblings};
 use super::sidr::Sidr;
-use super::terms::{RoceConnect, RoceEvent, RoceTerms};
+use super::terms::{RoceConnect, RoceEnd, RoceEvent, RoceTerms};
 use super::{RocePath, RocePort, RoceQp, RoceSend, peer_addr, roce_mtu, scope_of};
 use crate::device::{Counted, Device};
 use crate::lock::lock;
@@ -54,13 +54,6 @@ struct Managers {
 pub struct RoceConn {
     pub(super) port: RocePort,
     pub(super) id: u32,
-}
-
-/// The queue pair that a connection is for; none of ours if the program moves it itself.
-pub(super) struct Half {
-    pub(super) num: u32,
-    pub(super) unreliable: bool,
-    pub(super) qp: Option<Weak<RoceQp>>,
 }
 
 /// A listener. Dropping it ends it; requests that the program has are its own.
@@ -285,37 +278,48 @@ impl RoceRequest {
         self.unseen = None;
     }
 
-    /// Accepts it with a queue pair that has no peer yet; it sends and receives from now on. [`RoceEvent::Established`] follows when the peer is ready.
+    /// Accepts it with this queue pair. One of ours has no peer yet, and sends and receives from now on; one that the program moves itself needs
+    /// [`RoceRequest::terms`]. [`RoceEvent::Established`] follows when the peer is ready, or [`RoceConn::heard`] says that it has sent.
     ///
     /// # Errors
     /// As [`RoceQp::receive_from`]; [`Error::Invalid`] for too much private data, for a queue pair of another type than the peer's, and where the peer
     /// has given up. The request is refused then.
     pub fn accept(
         mut self,
-        qp: &Arc<RoceQp>,
+        end: impl Into<RoceEnd>,
         param: &RoceConnect,
         on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
     ) -> Result<RoceConn, Error> {
+        let end = end.into();
         if param.private_data.len() > ROCE_REPLY_DATA {
             return Err(Error::Invalid("too much private data for a reply"));
         }
-        if qp.is_unreliable() != self.unreliable {
+        if !end.moves_itself() && end.is_unreliable() != self.unreliable {
             self.refuse(reason::INVALID_TRANSPORT, &[]);
             return Err(Error::Invalid(
                 "one queue pair is reliable (RC), the peer's is not, or the reverse",
             ));
         }
         self.seen();
+        let RoceEnd::Ours(qp) = &end else {
+            return self.reply(&end, param, Arc::new(on_event));
+        };
+        self.start(qp, param)?;
+        let accepted = self.reply(&end, param, Arc::new(on_event));
+        accepted.inspect_err(|_| qp.to_error())
+    }
+
+    /// Our queue pair sends and receives from now on.
+    fn start(&self, qp: &RoceQp, param: &RoceConnect) -> Result<(), Error> {
         self.is_waiting()?;
-        let psn = self.our_psn;
-        let depths = self.agreed(param);
+        let (ird, ord) = self.agreed(param);
         let path = RocePath {
             peer: self.addrs.0.ip(),
             scope: scope_of(self.addrs.0),
             dest_qp: self.dest_qp,
-            rq_psn: psn,
+            rq_psn: self.our_psn,
             mtu: self.mtu,
-            ird: depths.0,
+            ird,
             rnr_timer: RNR_TIMER,
             traffic_class: 0,
         };
@@ -324,41 +328,11 @@ impl RoceRequest {
         let (retry_count, rnr_retry) = self.retries;
         qp.send_with(&RoceSend {
             sq_psn: self.psn,
-            ord: depths.1,
+            ord,
             timeout: ACK_TIMEOUT,
             retry_count,
             rnr_retry,
-        })?;
-        let half = Half {
-            num: qp.num(),
-            unreliable: qp.is_unreliable(),
-            qp: Some(Arc::downgrade(qp)),
-        };
-        let accepted = self.reply(half, param, Arc::new(on_event));
-        accepted.inspect_err(|_| qp.to_error())
-    }
-
-    /// Accepts it with a queue pair of this number that the program moves itself, by [`RoceRequest::terms`]. [`RoceEvent::Established`] follows when the peer
-    /// says that it is ready, or [`RoceConn::heard`] that it has sent. The end of the connection does not change the queue pair.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for too much private data, and where the peer has given up.
-    pub fn accept_for(
-        mut self,
-        num: u32,
-        param: &RoceConnect,
-        on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
-    ) -> Result<RoceConn, Error> {
-        if param.private_data.len() > ROCE_REPLY_DATA {
-            return Err(Error::Invalid("too much private data for a reply"));
-        }
-        self.seen();
-        let half = Half {
-            num,
-            unreliable: self.unreliable,
-            qp: None,
-        };
-        self.reply(half, param, Arc::new(on_event))
+        })
     }
 
     /// What a program needs that moves its queue pair itself.
@@ -390,7 +364,7 @@ impl RoceRequest {
             .ok_or(Error::Invalid("the peer has given up"))
     }
 
-    fn reply(mut self, half: Half, param: &RoceConnect, tell: Tell) -> Result<RoceConn, Error> {
+    fn reply(mut self, end: &RoceEnd, param: &RoceConnect, tell: Tell) -> Result<RoceConn, Error> {
         let port = Arc::clone(self.port.inner());
         let depths = self.agreed(param);
         let mut private_data = param.private_data.clone();
@@ -398,7 +372,7 @@ impl RoceRequest {
         let rep = Rep {
             local_id: 0,
             remote_id: 0,
-            qp: half.num,
+            qp: end.num(),
             psn: self.our_psn,
             responder_resources: depths.0,
             initiator_depth: depths.1,
@@ -415,8 +389,8 @@ impl RoceRequest {
             let connection = connection.filter(|c| c.exchange.phase() == Phase::Requested);
             let connection = connection.ok_or(Error::Invalid("the peer has given up"))?;
             connection.exchange.accept(port.now(), &rep);
-            connection.moves_itself = half.qp.is_none();
-            connection.qp = half.qp.unwrap_or_default();
+            connection.moves_itself = end.moves_itself();
+            connection.qp = end.weak();
             connection.remote_qp = self.dest_qp;
             (connection.depths, connection.rnr_retry) = (depths, self.retries.1);
             connection.tell = Some(tell);

@@ -7,10 +7,10 @@ use weft_proto::roce::cm::{Exchange, Phase};
 use weft_wire::roce::cm::{IpHeader, PortSpace, Req, service_id};
 use weft_wire::roce::{DEFAULT_PKEY, MASK_24};
 
-use super::cm::{Half, ROCE_REQUEST_DATA, RoceConn, manager};
-use super::connections::{Connection, Tell, Todo, gid_of};
-use super::terms::{RoceConnect, RoceEvent};
-use super::{RocePort, RoceQp, peer_addr};
+use super::cm::{ROCE_REQUEST_DATA, RoceConn, manager};
+use super::connections::{Connection, Todo, gid_of};
+use super::terms::{RoceConnect, RoceEnd, RoceEvent};
+use super::{RocePort, peer_addr};
 use crate::types::Error;
 
 /// How long the peer's adapter waits for an acknowledgement of ours, a power: 0.54 s, as Linux asks for. It may not wait longer with each try, as we do.
@@ -20,56 +20,21 @@ const CM_TIMEOUT: u8 = 18;
 const CM_RETRIES: u8 = 7;
 
 impl RocePort {
-    /// Asks the listener at this address and port number for a connection of `qp`, which has no peer yet. The queue pair sends and receives when
-    /// `on_event` tells that the connection is made; `from` is the port number that the peer sees. `on_event` is called on any thread, and must not block.
+    /// Asks the listener at this address and port number for a connection of this queue pair. One of ours sends and receives when `on_event` tells that the
+    /// connection is made. For one that the program moves itself, [`RoceEvent::Replied`] tells what it needs, and the connection is made when the program says
+    /// so by [`RoceConn::establish`]. `from` is the port number that the peer sees. `on_event` is called on any thread, and must not block.
     ///
     /// # Errors
     /// [`Error::Invalid`] for too much private data, and where no path MTU of InfiniBand fits the way.
     pub fn dial(
         &self,
-        qp: &Arc<RoceQp>,
-        to: (SocketAddr, u32),
-        from: u16,
-        param: &RoceConnect,
-        on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
-    ) -> Result<RoceConn, Error> {
-        let half = Half {
-            num: qp.num(),
-            unreliable: qp.is_unreliable(),
-            qp: Some(Arc::downgrade(qp)),
-        };
-        self.ask(half, to, from, param, Arc::new(on_event))
-    }
-
-    /// The same for a queue pair of this number that the program moves itself: [`RoceEvent::Replied`] tells what it needs, and the connection is made when
-    /// the program says so by [`RoceConn::establish`]. Its end does not change the queue pair.
-    ///
-    /// # Errors
-    /// As [`RocePort::dial`].
-    pub fn dial_for(
-        &self,
-        (num, unreliable): (u32, bool),
-        to: (SocketAddr, u32),
-        from: u16,
-        param: &RoceConnect,
-        on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
-    ) -> Result<RoceConn, Error> {
-        let half = Half {
-            num,
-            unreliable,
-            qp: None,
-        };
-        self.ask(half, to, from, param, Arc::new(on_event))
-    }
-
-    fn ask(
-        &self,
-        half: Half,
+        end: impl Into<RoceEnd>,
         (peer, scope): (SocketAddr, u32),
         from: u16,
         param: &RoceConnect,
-        tell: Tell,
+        on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
     ) -> Result<RoceConn, Error> {
+        let end = end.into();
         let port = self.inner();
         if param.private_data.len() > ROCE_REQUEST_DATA {
             return Err(Error::Invalid("too much private data for a request"));
@@ -96,12 +61,12 @@ impl RocePort {
             local_id: id,
             service_id: service_id(PortSpace::Tcp, peer.port()),
             ca_guid: port.guid(),
-            qp: half.num,
+            qp: end.num(),
             responder_resources: param.ird,
             initiator_depth: param.ord,
             remote_timeout: CM_TIMEOUT,
             local_timeout: CM_TIMEOUT,
-            service: u8::from(half.unreliable),
+            service: u8::from(end.is_unreliable()),
             psn,
             retry_count: param.retry_count & 7,
             rnr_retry: param.rnr_retry & 7,
@@ -116,11 +81,11 @@ impl RocePort {
         };
         let exchange = Exchange::request(port.now(), port.transaction(), &req);
         let connection = Connection {
-            moves_itself: half.qp.is_none(),
-            qp: half.qp.unwrap_or_default(),
+            moves_itself: end.moves_itself(),
+            qp: end.weak(),
             psn,
             param: param.clone(),
-            tell: Some(tell),
+            tell: Some(Arc::new(on_event)),
             ..Connection::new(exchange, to, mtu)
         };
         let mut todo = Todo::default();

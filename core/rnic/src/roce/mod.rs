@@ -58,7 +58,7 @@ pub use params::{RoceInit, RocePath, RoceSend};
 pub use port::RocePort;
 use port::{Arrival, Member, PortInner};
 pub use sidr::{RoceLookup, RoceLookupRequest, RoceServing};
-pub use terms::{RoceConnect, RoceEvent, RoceTerms};
+pub use terms::{RoceConnect, RoceEnd, RoceEvent, RoceTerms};
 use train::Train;
 pub use ud::{RoceUdCounters, RoceUdInit, RoceUdQp};
 

@@ -1,5 +1,57 @@
 //! What programs say of connections, and hear.
 
+use std::sync::{Arc, Weak};
+
+use super::RoceQp;
+
+/// This side's queue pair of a connection.
+#[derive(Clone)]
+pub enum RoceEnd {
+    /// One that has no peer yet: the connection moves it, and ends it.
+    Ours(Arc<RoceQp>),
+    /// One that the program moves itself. The end of the connection does not change it.
+    Programs {
+        /// Its number.
+        num: u32,
+        /// UC, else RC.
+        unreliable: bool,
+    },
+}
+
+impl From<&Arc<RoceQp>> for RoceEnd {
+    fn from(qp: &Arc<RoceQp>) -> RoceEnd {
+        RoceEnd::Ours(Arc::clone(qp))
+    }
+}
+
+impl RoceEnd {
+    pub(super) fn num(&self) -> u32 {
+        match self {
+            RoceEnd::Ours(qp) => qp.num(),
+            RoceEnd::Programs { num, .. } => *num,
+        }
+    }
+
+    pub(super) fn is_unreliable(&self) -> bool {
+        match self {
+            RoceEnd::Ours(qp) => qp.is_unreliable(),
+            RoceEnd::Programs { unreliable, .. } => *unreliable,
+        }
+    }
+
+    pub(super) fn moves_itself(&self) -> bool {
+        matches!(self, RoceEnd::Programs { .. })
+    }
+
+    /// What a connection keeps of it.
+    pub(super) fn weak(&self) -> Weak<RoceQp> {
+        match self {
+            RoceEnd::Ours(qp) => Arc::downgrade(qp),
+            RoceEnd::Programs { .. } => Weak::new(),
+        }
+    }
+}
+
 /// How a connection is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoceConnect {

@@ -1,12 +1,11 @@
 //! Requests that wait for an answer.
 
 use std::net::{SocketAddr, SocketAddrV6};
-use std::sync::Arc;
 
 use rustix::io::Errno;
 use weft_verbs::cm::{ConnParam, Incoming, LookupRequest, gid_of};
 use weft_verbs::{
-    Qp, RoceConn, RoceConnect, RoceEvent, RoceLookupRequest, RoceQp, RoceRequest, RoceTerms,
+    Qp, RoceConn, RoceConnect, RoceEnd, RoceEvent, RoceLookupRequest, RoceRequest, RoceTerms,
 };
 
 use super::device::Nic;
@@ -149,29 +148,13 @@ impl Request {
 
     pub(super) fn accept_roce(
         self,
-        qp: &Arc<RoceQp>,
+        end: RoceEnd,
         param: &RoceConnect,
         on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
     ) -> Result<RoceConn, Errno> {
         match self.asker {
             Asker::Roce(request) => {
-                let accepted = request.accept(qp, param, on_event);
-                accepted.map_err(crate::verbs::errno)
-            }
-            Asker::Stream(_) | Asker::Datagram(_) | Asker::RoceDatagram(_) => Err(Errno::INVAL),
-        }
-    }
-
-    /// With a queue pair of this number, which the program moves itself.
-    pub(super) fn accept_roce_for(
-        self,
-        num: u32,
-        param: &RoceConnect,
-        on_event: impl Fn(RoceEvent) + Send + Sync + 'static,
-    ) -> Result<RoceConn, Errno> {
-        match self.asker {
-            Asker::Roce(request) => {
-                let accepted = request.accept_for(num, param, on_event);
+                let accepted = request.accept(end, param, on_event);
                 accepted.map_err(crate::verbs::errno)
             }
             Asker::Stream(_) | Asker::Datagram(_) | Asker::RoceDatagram(_) => Err(Errno::INVAL),

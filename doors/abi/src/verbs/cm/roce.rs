@@ -1,13 +1,13 @@
 //! Connections of queue pairs that speak RoCE: the messages of InfiniBand's connection manager, by `core/rnic`.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_verbs::cm::{ConnParam, gid_of};
 use weft_verbs::ext::DeviceExt;
-use weft_verbs::{RoceConnect, RoceEvent, RoceQp};
+use weft_verbs::{RoceConnect, RoceEvent};
 
 use super::connect::Begin;
 use super::device::Nic;
@@ -19,7 +19,7 @@ use super::patience::{FIRST_PAUSE, LONGEST_PAUSE};
 use super::port::Port;
 use super::private_data::{IB_REJECT, delivered};
 use super::request::{Request, Unseen};
-use super::roce_link::{Half, RoceLink, RoceListener, addresses, not_listening, scope};
+use super::roce_link::{RoceLink, RoceListener, addresses, not_listening, scope};
 use super::roce_name::RoceName;
 use super::stages::Ending;
 use super::terms::Retries;
@@ -39,8 +39,6 @@ struct RoceCalling {
     core: Arc<Core>,
     nic: Nic,
     link: RoceLink,
-    /// None where the program moves its own.
-    qp: Option<Weak<RoceQp>>,
     param: RoceConnect,
     src: SocketAddr,
     dst: SocketAddr,
@@ -50,8 +48,7 @@ struct RoceCalling {
 
 impl RoceCalling {
     fn dial(self) -> Result<(), Errno> {
-        let qp = self.qp.as_ref().map(|qp| qp.upgrade().ok_or(Errno::INVAL));
-        let (qp, half) = (qp.transpose()?, self.link.half().clone());
+        let end = self.link.end()?;
         let port = roce::port(&self.nic.native, self.src.ip(), scope(self.src))?;
         let to = (self.dst, scope(self.dst));
         let (conn, from, param) = (
@@ -65,13 +62,7 @@ impl RoceCalling {
             return Err(Errno::INVAL);
         }
         let on_event = move |event| self.hear(event);
-        let dialled = match (&qp, half) {
-            (Some(qp), _) => port.dial(qp, to, from, &param, on_event),
-            (None, Half::Programs(num, unreliable)) => {
-                port.dial_for((num, unreliable), to, from, &param, on_event)
-            }
-            (None, Half::Ours(_)) => return Err(Errno::INVAL),
-        };
+        let dialled = port.dial(end, to, from, &param, on_event);
         *place = Some(Arc::new(dialled.map_err(crate::verbs::errno)?));
         Ok(())
     }
@@ -120,10 +111,8 @@ impl Core {
         param: &ConnParam,
         begin: &Begin,
     ) -> Result<(), Errno> {
-        let qp = match link.half() {
-            Half::Ours(_) => Some(Arc::downgrade(&link.qp()?)),
-            Half::Programs(..) => None,
-        };
+        // Before anything has changed.
+        link.end()?;
         let (src, dst, retries) = {
             let mut setup = self.setup();
             let (true, Some(Port::Stream(_)), Some(src), Some(dst)) =
@@ -141,7 +130,6 @@ impl Core {
             core: Arc::clone(self),
             nic: nic.clone(),
             link: link.clone(),
-            qp,
             param: wish(param, retries),
             src,
             dst,
@@ -303,10 +291,7 @@ impl Core {
         param: &ConnParam,
         retries: Retries,
     ) -> Result<(), Errno> {
-        let qp = match link.half() {
-            Half::Ours(_) => Some(link.qp()?),
-            Half::Programs(..) => None,
-        };
+        let end = link.end()?;
         let request = self.request()?;
         let (core, told) = (Arc::clone(self), link.clone());
         let on_event = move |event| {
@@ -319,12 +304,7 @@ impl Core {
                 drop(Ending(Arc::clone(&core)));
             }
         };
-        let param = wish(param, retries);
-        let accepted = match (&qp, link.half()) {
-            (Some(qp), _) => request.accept_roce(qp, &param, on_event),
-            (None, Half::Programs(num, _)) => request.accept_roce_for(*num, &param, on_event),
-            (None, Half::Ours(_)) => Err(Errno::INVAL),
-        };
+        let accepted = request.accept_roce(end, &wish(param, retries), on_event);
         let conn = accepted.inspect_err(|_| {
             self.failed();
         })?;
@@ -333,7 +313,10 @@ impl Core {
             link.close();
             return Err(Errno::INVAL);
         }
-        if qp.is_some_and(|qp| qp.state() == weft_verbs::QpState::Error) {
+        if link
+            .qp()
+            .is_ok_and(|qp| qp.state() == weft_verbs::QpState::Error)
+        {
             // It ended meanwhile, and nobody has heard it.
             drop(Ending(Arc::clone(self)));
         }

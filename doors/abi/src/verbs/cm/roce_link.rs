@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{Error, RoceConn, RoceListening, RoceQp};
+use weft_verbs::{Error, RoceConn, RoceEnd, RoceListening, RoceQp};
 
 use super::roce_name::RoceName;
 use crate::verbs::errno;
@@ -12,7 +12,7 @@ use crate::verbs::gid::gids;
 use crate::verbs::object::{Guard, Name, lock};
 use crate::verbs::qp::QpObj;
 
-/// The queue pair of a connection of RoCE.
+/// The queue pair of a connection of RoCE, by name: [`RoceEnd`] would keep it.
 #[derive(Clone)]
 pub(super) enum Half {
     /// The identifier's.
@@ -81,8 +81,12 @@ impl RoceLink {
         }
     }
 
-    pub(super) fn half(&self) -> &Half {
-        &self.half
+    /// The queue pair, as a connection takes it.
+    pub(super) fn end(&self) -> Result<RoceEnd, Errno> {
+        Ok(match self.half {
+            Half::Ours(_) => RoceEnd::Ours(self.qp()?),
+            Half::Programs(num, unreliable) => RoceEnd::Programs { num, unreliable },
+        })
     }
 
     /// The identifier's queue pair; `EINVAL` where the program moves its own.
