@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 
 use crate::lock;
-use crate::options::{Family, Language};
+use crate::options::{CLANG_ENVIRONMENT, ENVIRONMENT, Family, Language, SEARCH_ENVIRONMENT};
 use crate::wire::DIGEST_LEN;
 
 /// A digest of driver, compiler proper, assembler, their libraries, and the specs.
@@ -65,16 +65,19 @@ fn output(program: &Path, args: &[&str], path: &str) -> Result<Vec<u8>, String> 
 
 /// The output of a compiler, or of a helper program, with messages in English.
 pub(crate) fn asked(program: &Path, args: &[&str], path: &str) -> Result<Output, String> {
-    let done = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(args)
         .env("LC_ALL", "C")
         .env("PATH", path)
         .current_dir("/")
-        // A compilation with these variables set is not sent.
-        .env_remove("GCC_EXEC_PREFIX")
-        .env_remove("COMPILER_PATH")
         .env(crate::client::ACTIVE, "1")
-        .stdin(Stdio::null())
+        .stdin(Stdio::null());
+    // A compilation with these variables set is not sent.
+    for name in [SEARCH_ENVIRONMENT, ENVIRONMENT, CLANG_ENVIRONMENT].concat() {
+        command.env_remove(name);
+    }
+    let done = command
         .output()
         .map_err(|e| format!("{}: {e}", program.display()))?;
     let failed = || format!("{} {} failed", program.display(), args.join(" "));
@@ -98,19 +101,19 @@ fn unquoted(line: &str) -> Vec<String> {
     all
 }
 
-/// The last version of clang whose objects are known to be the same on workers. Later ones change `__FILE__` where prefixes of files are mapped.
-const LAST_CLANG: u32 = 14;
+/// The version of clang whose objects are known to be the same on workers. Later ones change `__FILE__` where prefixes of files are mapped.
+const KNOWN_CLANG: u32 = 14;
 
 /// Whether workers make the same with the clang of this line.
 fn is_exact(version: &str) -> Result<(), String> {
     let (vendor, number) = version.split_once("clang version ").unwrap_or_default();
     let number = number.split('.').next().and_then(|n| n.parse::<u32>().ok());
     // Apple counts in its own way.
-    if number.is_some_and(|n| n <= LAST_CLANG) && !vendor.contains("Apple") {
+    if number.is_some_and(|n| n == KNOWN_CLANG) && !vendor.contains("Apple") {
         return Ok(());
     }
     Err(format!(
-        "clang after version {LAST_CLANG}, or none whose version is known, changes __FILE__ on workers"
+        "clang {KNOWN_CLANG} is the one whose objects are known to be the same on workers"
     ))
 }
 
@@ -165,8 +168,14 @@ pub(crate) fn first_step(
     if let Some(arg) = step.iter().find(foreign) {
         return Err(format!("clang reads another file ({arg})"));
     }
-    if step.get(1).map(String::as_str) != Some("-cc1") {
-        return Err(format!("{} is no clang", driver.display()));
+    // A program that starts the compiler, ccache for example, is not what the digest is to be of.
+    let whole = |path: &Path| path.canonicalize().ok();
+    let starts_itself = step.first().map(Path::new).and_then(whole) == whole(driver);
+    if step.get(1).map(String::as_str) != Some("-cc1") || !starts_itself {
+        return Err(format!(
+            "{} is no clang, but starts another program",
+            driver.display()
+        ));
     }
     let mut all = vec![version.to_owned()];
     all.extend(step.into_iter().skip(2));

@@ -121,6 +121,21 @@ enum Kind {
     Here(&'static str),
 }
 
+/// Options with a path that workers of clang take.
+pub(crate) const PATHS: &[&str] = &["-I", "-iquote", "-isystem", "-idirafter", "-include"];
+
+/// Environment variables that change what a preprocessor reads or writes.
+pub(crate) const SEARCH_ENVIRONMENT: &[&str] = words! {
+    "CPATH" "C_INCLUDE_PATH" "CPLUS_INCLUDE_PATH" "DEPENDENCIES_OUTPUT" "SUNPRO_DEPENDENCIES"
+};
+/// Environment variables that change the identity of a compiler.
+pub(crate) const ENVIRONMENT: &[&str] = &["GCC_EXEC_PREFIX", "COMPILER_PATH", "GCC_COMPARE_DEBUG"];
+/// Environment variables that change what clang does.
+pub(crate) const CLANG_ENVIRONMENT: &[&str] = words! {
+    "CCC_OVERRIDE_OPTIONS" "CC_PRINT_HEADERS" "CC_PRINT_OPTIONS" "CC_LOG_DIAGNOSTICS" "MACOSX_DEPLOYMENT_TARGET" "IPHONEOS_DEPLOYMENT_TARGET"
+    "TVOS_DEPLOYMENT_TARGET" "WATCHOS_DEPLOYMENT_TARGET" "SDKROOT"
+};
+
 /// Options whose value is the next argument, for the preprocessor.
 const CPP_VALUE: &[&str] = words! {
     "-D" "-U" "-I" "-include" "-imacros" "-isystem" "-iquote" "-idirafter" "-iprefix" "-iwithprefix" "-iwithprefixbefore" "-isysroot" "-imultilib"
@@ -366,6 +381,8 @@ struct Reading {
     sources: Vec<(PathBuf, Option<Language>, bool)>,
     output: Option<PathBuf>,
     phases: Vec<&'static str>,
+    /// Of `-Wp,`: clang's driver puts them after all others.
+    late: Vec<OsString>,
     explicit: Option<Language>,
     rule: Requested,
     /// The first reason to stay, in the order of the arguments.
@@ -381,6 +398,7 @@ impl Reading {
             sources: Vec::new(),
             output: None,
             phases: Vec::new(),
+            late: Vec::new(),
             explicit: None,
             rule: Requested::default(),
             here: None,
@@ -473,7 +491,7 @@ impl Reading {
                     None => self.stay("-target without a value"),
                 }
             } else if let Some(defines) = preprocessors(text).filter(|_| clang) {
-                self.preprocess.push(defines.into());
+                self.late.push(defines.into());
             } else if let Some(joined) = text.strip_prefix("-o") {
                 self.output = if joined.is_empty() {
                     args.next().map(PathBuf::from)
@@ -498,6 +516,7 @@ impl Reading {
                 self.option(text, &arg);
             }
         }
+        self.preprocess.append(&mut self.late);
     }
 
     /// Arguments of the preprocessor, and clang's rule.
@@ -703,7 +722,20 @@ const STAYS: &[(&[u8], &str)] = &[
     (b"__DATE__", "__DATE__, which is this machine's"),
     (b"__TIMESTAMP__", "__TIMESTAMP__, which is of a file here"),
     (b"#embed", "#embed, which reads a file"),
+    (
+        b"GCC dependency",
+        "#pragma GCC dependency, which compares times of files",
+    ),
 ];
+/// Words of a C++ text that ask for the name of a function, in which clang names the file of a lambda or of another type without a name.
+const FUNCTION_NAMES: &[&[u8]] = &[b"__PRETTY_FUNCTION__", b"__FUNCSIG__", b"__builtin_FUNCSIG"];
+
+/// Whether a text has one of them.
+pub(crate) fn names_functions(source: &[u8]) -> bool {
+    let is_there = |word: &&[u8]| memchr::memmem::find(source, word).is_some();
+    FUNCTION_NAMES.iter().any(is_there)
+}
+
 /// Bytes that parts of a text must share for [`stays`] to see all that is in the whole.
 pub(crate) const STAYS_OVERLAP: usize = 13;
 

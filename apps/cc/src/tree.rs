@@ -7,7 +7,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::options::is_argument;
+use crate::options::{PATHS, is_argument};
+use crate::wire::Tree;
 
 /// Entries of a tree, directories that they may make, and bytes and components of a path.
 pub(crate) const MAX_ENTRIES: usize = 20_000;
@@ -15,8 +16,7 @@ pub(crate) const MAX_DIRECTORIES: usize = 20_000;
 const MAX_PATH: usize = 4096;
 const MAX_COMPONENTS: usize = 128;
 
-/// Options with a path, and those with another value.
-const PATHS: &[&str] = &["-I", "-iquote", "-isystem", "-idirafter", "-include"];
+/// Options with another value than a path.
 const VALUES: &[&str] = &["-D", "-U"];
 
 /// One entry without its contents.
@@ -104,6 +104,51 @@ pub(crate) fn walk(path: &Path, through: &mut dyn FnMut(&Path)) -> PathBuf {
         }
     }
     at
+}
+
+/// Whether a path, from this directory on if it is relative, never goes up from the root directory: there the kernel stays, and a worker would leave the
+/// job's folder.
+pub(crate) fn stays_below(cwd: &str, path: &str) -> bool {
+    let mut depth = 0_usize;
+    let begin = if path.starts_with('/') { "" } else { cwd };
+    let parts = Path::new(begin)
+        .components()
+        .chain(Path::new(path).components());
+    for part in parts {
+        match part {
+            Component::Normal(_) => depth += 1,
+            Component::ParentDir => match depth.checked_sub(1) {
+                Some(above) => depth = above,
+                None => return false,
+            },
+            _ => {}
+        }
+    }
+    true
+}
+
+/// Whether a worker takes this tree, for a source of this name in this directory.
+///
+/// # Errors
+/// What it does not take.
+pub(crate) fn check_job(tree: &Tree, cwd: &str, name: &str) -> Result<(), String> {
+    check(&tree.cpp)?;
+    let searched = tree.searched.iter().map(|searched| &searched.dir);
+    if let Some(dir) = searched.clone().find(|dir| !dir.starts_with('/')) {
+        return Err(format!(
+            "{dir}: a directory that is not named from the root"
+        ));
+    }
+    let given = tree
+        .cpp
+        .windows(2)
+        .filter(|pair| takes_path(&pair[0]))
+        .map(|pair| &pair[1]);
+    let mut all = searched.chain(given).map(String::as_str).chain([name]);
+    let out = all.find(|path| !stays_below(cwd, path));
+    out.map_or(Ok(()), |path| {
+        Err(format!("{path}: a path that leads out of the tree"))
+    })
 }
 
 /// Whether these are options of the preprocessor that a worker takes: each with its value apart, or one without.
@@ -240,6 +285,27 @@ mod tests {
         assert_eq!(at, Path::new("/usr/y.h"));
         assert_eq!(passed, ["/usr/bin", "/usr/lib/x", "/usr/lib"]);
         assert_eq!(walk(Path::new("/../../a"), &mut |_| ()), Path::new("/a"));
+    }
+
+    #[test]
+    fn ways_above_the_root_are_found() {
+        for (cwd, path) in [
+            ("/", "/a/../b"),
+            ("/w/x", "../../a"),
+            ("/w", "a/../../b/../c"),
+            ("/w", "/usr/lib/gcc/../../include"),
+        ] {
+            assert!(stays_below(cwd, path), "{cwd} {path}");
+        }
+        for (cwd, path) in [
+            ("/", ".."),
+            ("/w", "../.."),
+            ("/w", "/.."),
+            ("/w", "/a/../../w"),
+            ("/w/x", "a/../../../../w/x"),
+        ] {
+            assert!(!stays_below(cwd, path), "{cwd} {path}");
+        }
     }
 
     #[test]

@@ -96,6 +96,12 @@ impl Project {
             ("pch.c", "int g(void) { return puts(\"y\"); }\n"),
             ("args", "-O2 '-DN=a b' -Iinc -c a.c -o out/a.o"),
             ("list", "fun:*\n"),
+            ("wp.c", "#ifdef Q\nint q = Q;\n#else\nint none;\n#endif\n"),
+            ("older.c", "#pragma GCC dependency \"h.h\"\nint x;\n"),
+            (
+                "pretty.cc",
+                "template <class T> constexpr auto n() { return sizeof(__PRETTY_FUNCTION__); }\nauto l = [] {};\nunsigned a = n<decltype(l)>();\n",
+            ),
             ("clang.cfg", "-DCFG\n"),
         ] {
             std::fs::write(project.bed.path(name), text).unwrap();
@@ -235,6 +241,9 @@ fn clang_leaves_the_same() {
         "-c once.c -MD",
         "-g -c up.c -MD",
         "@args",
+        "-Wp,-DQ=1 -UQ -c wp.c",
+        "-Wp,-UQ -DQ=3 -c wp.c",
+        "-Wp,-DQ=2 -DQ=3 -w -c wp.c",
         "-Iinc -shared -c a.c",
         "-Iinc/deep/.. -Imissing -g -c a.c",
         "-Iinc -rdynamic -c a.c",
@@ -252,6 +261,7 @@ fn clang_leaves_the_same() {
         "-Iinc -stdlib=libstdc++ -Wall -c b.cc",
         "-Iinc -fvisibility-inlines-hidden -O3 -fno-omit-frame-pointer -c b.cc -o out/b.o",
         "-x c++ -Iinc -c a.c -Wno-everything",
+        "-std=c++17 -c pretty.cc",
     ] {
         project.compare("clang++", line, WORKER);
     }
@@ -311,6 +321,14 @@ fn what_a_worker_of_clang_has_not_is_compiled_here() {
         ("-c san.c -lm", "does not know"),
         ("-c san.c -Wl,-s", "does not know"),
         ("-Iinc -flto -c DIR/a.c", "whole path"),
+        ("-IDIR/inc -flto -c a.c", "whole path"),
+        ("-isystem DIR/inc -flto=thin -c a.c", "whole path"),
+        ("-x c++ -std=c++17 -c DIR/pretty.cc", "__PRETTY_FUNCTION__"),
+        ("-fopenmp -c san.c", "does not know"),
+        ("-fmessage-length=40 -c san.c", "does not know"),
+        ("-trigraphs -fno-trigraphs -c san.c", "does not know"),
+        ("-ffile-prefix-map==/x -c san.c", "names files"),
+        ("-c older.c", "dependency"),
         ("-c san.c -MF x.d", "without -MD"),
         ("-stdlib=libc++ -c san.c", "-stdlib= for C"),
         ("-imacros h.h -c san.c", "do not take"),
@@ -394,7 +412,7 @@ fn a_worker_without_clang_takes_the_masters() {
 }
 
 #[test]
-fn a_clang_that_is_a_script_compiles_here() {
+fn a_clang_that_starts_another_one_compiles_here() {
     if !has_clang() {
         return;
     }
@@ -404,7 +422,24 @@ fn a_clang_that_is_a_script_compiles_here() {
     std::fs::write(&script, "#!/bin/sh\nexec /usr/bin/clang \"$@\"\n").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&script, mode).unwrap();
-    project.compare("./clang", "-c san.c", "is a script");
+    project.compare("./clang", "-c san.c", "starts another program");
+    // A program under the compiler's name that starts it, as ccache does.
+    let wrap = project.bed.path("wrap");
+    std::fs::create_dir(&wrap).unwrap();
+    let real = find_program("clang").unwrap();
+    let code = format!(
+        "#include <unistd.h>\nint main(int n, char **v) {{ return execv(\"{}\", v), n; }}\n",
+        real.display()
+    );
+    std::fs::write(wrap.join("w.c"), code).unwrap();
+    let mut made = Command::new(&real);
+    made.args(["w.c", "-o", "clang"]).current_dir(&wrap);
+    assert!(made.status().unwrap().success());
+    project.compare(
+        wrap.join("clang").to_str().unwrap(),
+        "-c san.c",
+        "is no clang",
+    );
 }
 
 #[test]

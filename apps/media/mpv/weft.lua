@@ -63,6 +63,13 @@ mp.add_hook("on_load", 50, function(hook)
     local timer
     timer = mp.add_periodic_timer(LOOK, function()
         waited = waited + LOOK
+        -- The user has gone on meanwhile, or the title has ended.
+        if mp.get_property_bool("playback-abort") or not said then
+            stop()
+            timer:kill()
+            hook:cont()
+            return
+        end
         local at = address()
         if at then
             -- A live stream is named without an ending, and a file never is.

@@ -30,7 +30,8 @@ const NUMBER: u32 = 3;
 /// Serves the viewers of movies in blocks. It has no threads before the first.
 pub struct Desk {
     device: Device,
-    counter: Mutex<Option<Arc<Counter>>>,
+    /// With the number of its threads.
+    counter: Mutex<Option<(Arc<Counter>, usize)>>,
 }
 
 struct Counter {
@@ -134,32 +135,36 @@ impl Desk {
 
     fn counter(&self) -> Result<Arc<Counter>, Error> {
         let mut kept = lock(&self.counter);
-        if let Some(counter) = &*kept {
-            return Ok(Arc::clone(counter));
-        }
-        let counter = Arc::new(Counter {
-            cq: self.device.create_cq(COMPLETIONS, None)?,
-            next: AtomicU64::new(0),
-            seats: Mutex::default(),
-            jobs: Mutex::default(),
-            work: Condvar::new(),
-            waiting: Mutex::default(),
-        });
-        let os = |source| Error::Os {
-            what: "starting a thread",
-            source,
+        let (counter, started) = match &mut *kept {
+            Some(kept) => kept,
+            none => {
+                let counter = Counter {
+                    cq: self.device.create_cq(COMPLETIONS, None)?,
+                    next: AtomicU64::new(0),
+                    seats: Mutex::default(),
+                    jobs: Mutex::default(),
+                    work: Condvar::new(),
+                    waiting: Mutex::default(),
+                };
+                none.insert((Arc::new(counter), 0))
+            }
         };
-        for number in 0..=READERS {
-            let this = Arc::clone(&counter);
-            let (name, run): (_, fn(&Counter)) = match number {
+        // Those that cannot be started now are started for the next viewer.
+        while *started <= READERS {
+            let this = Arc::clone(counter);
+            let (name, run): (_, fn(&Counter)) = match *started {
                 0 => ("weft-media-ask", Counter::hear),
                 _ => ("weft-media-read", Counter::read),
             };
             let thread = std::thread::Builder::new().name(name.into());
-            thread.spawn(move || run(&this)).map_err(os)?;
+            let thread = thread.spawn(move || run(&this));
+            thread.map_err(|source| Error::Os {
+                what: "starting a thread",
+                source,
+            })?;
+            *started += 1;
         }
-        *kept = Some(Arc::clone(&counter));
-        Ok(counter)
+        Ok(Arc::clone(counter))
     }
 }
 
@@ -184,6 +189,7 @@ impl Counter {
             let got = got.unwrap_or_else(|e| {
                 // There is room for what all viewers may send.
                 tracing::error!("messages of viewers were lost: {e}");
+                std::thread::sleep(AGAIN);
                 0
             });
             for wc in &wcs[..got] {

@@ -44,7 +44,13 @@ impl Stamp {
     /// The same for the same state of the same file; others differ but by chance (FNV-1a, 128 bits).
     pub fn version(self) -> [u8; 16] {
         let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-        for byte in self.file.iter().flat_map(|word| word.to_be_bytes()) {
+        let inode = [self.inode.0, self.inode.1].map(i64::cast_unsigned);
+        for byte in self
+            .file
+            .iter()
+            .chain(&inode)
+            .flat_map(|word| word.to_be_bytes())
+        {
             hash =
                 (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
         }
@@ -69,7 +75,7 @@ mod tests {
         std::fs::write(&path, "two").unwrap();
         file.set_modified(then.modified().unwrap()).unwrap();
         let after = Stamp::of(&file).unwrap();
-        assert!(before.version() == after.version() && !before.is_still(after));
+        assert!(before.version() != after.version() && !before.is_still(after));
         pause();
         std::fs::write(dir.path().join("b"), "three").unwrap();
         std::fs::rename(dir.path().join("b"), &path).unwrap();

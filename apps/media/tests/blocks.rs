@@ -275,7 +275,7 @@ impl Hostile {
 }
 
 #[test]
-fn hostile_viewers_get_no_more_than_two_leases_and_keep_nobody_from_watching() {
+fn hostile_viewers_keep_nobody_from_watching() {
     let bed = Bed::new();
     let count = (LEN as u64).div_ceil(64 << 10);
     // They ask for all blocks over and over, and take answers or not.

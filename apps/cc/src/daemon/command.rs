@@ -26,19 +26,8 @@ use crate::client::{ACTIVE, HOSTS, PLAIN, not_compilers};
 use crate::ipc::{JobAsk, Line, PullAsk, with_scratch};
 use crate::launch::{FROM, Launch, NAME, Next};
 use crate::lock;
-use crate::options::{self, Family, Language, Plan, dependencies};
+use crate::options::{self, ENVIRONMENT, Family, Language, Plan, SEARCH_ENVIRONMENT, dependencies};
 use crate::wire::Output;
-
-/// Environment variables that change what a preprocessor reads or writes.
-const SEARCH_ENVIRONMENT: &[&str] = &[
-    "CPATH",
-    "C_INCLUDE_PATH",
-    "CPLUS_INCLUDE_PATH",
-    "DEPENDENCIES_OUTPUT",
-    "SUNPRO_DEPENDENCIES",
-];
-/// Environment variables that change the identity of a compiler.
-const ENVIRONMENT: &[&str] = &["GCC_EXEC_PREFIX", "COMPILER_PATH", "GCC_COMPARE_DEBUG"];
 
 /// Whether this compilation belongs to a sample of so many percent.
 fn chosen(percent: u8) -> bool {

@@ -6,6 +6,7 @@ use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use crate::ipc::TreeAsk;
 use crate::lock;
@@ -15,14 +16,15 @@ use crate::wire::Searched;
 
 /// Bytes of one file.
 const MAX_FILE: u64 = 256 << 20;
-/// Lists of options whose directories are kept.
+/// Lists of options whose directories are kept, and how long: another installed compiler can change them.
 const MAX_KEPT: usize = 256;
+const KEPT_FOR: Duration = Duration::from_secs(30);
 
 type Key = (PathBuf, Language, Vec<String>, String);
 
 /// The directories that clang searches by itself.
 #[derive(Default)]
-pub(super) struct Searches(Mutex<HashMap<Key, Vec<Searched>>>);
+pub(super) struct Searches(Mutex<HashMap<Key, (Instant, Vec<Searched>)>>);
 
 impl Searches {
     /// Of a driver with these options.
@@ -39,9 +41,12 @@ impl Searches {
             options.to_vec(),
             path.to_owned(),
         );
-        if let Some(known) = lock(&self.0).get(&key) {
+        if let Some((found, known)) = lock(&self.0).get(&key)
+            && found.elapsed() < KEPT_FOR
+        {
             return Ok(known.clone());
         }
+        let now = Instant::now();
         let first = crate::digest::first_step(driver, language, options, path)?;
         let mut all = Vec::new();
         let mut args = first.iter();
@@ -58,7 +63,7 @@ impl Searches {
         if kept.len() >= MAX_KEPT {
             kept.clear();
         }
-        kept.insert(key, all.clone());
+        kept.insert(key, (now, all.clone()));
         Ok(all)
     }
 }
@@ -92,6 +97,9 @@ pub(super) fn ask(plan: &Plan) -> Result<TreeAsk, String> {
 
 /// The files of a tree as they are packed.
 struct Packer<'a> {
+    /// The source is C++, and a file that is not the system's has its whole path as its name.
+    named: bool,
+    searched: &'a [Searched],
     out: BufWriter<&'a File>,
     len: u64,
     entries: usize,
@@ -162,12 +170,28 @@ impl Packer<'_> {
         if let Some(why) = options::stays_in_code(&bytes) {
             return Err(format!("{why} ({})", named.display()));
         }
+        if self.named && !is_searched(&path, self.searched) && options::names_functions(&bytes) {
+            // clang maps no prefix there, and the object may have no more than the length of the text.
+            return Err(format!(
+                "__PRETTY_FUNCTION__ with whole paths of files ({})",
+                named.display()
+            ));
+        }
         let len = bytes.len() as u64;
         self.put(&Entry::File { path, len })?;
         self.numbers.insert(inode, self.numbers.len() as u32);
         self.len += len;
         self.out.write_all(&bytes).map_err(|e| e.to_string())
     }
+}
+
+/// Whether a path is below a directory that clang searches by itself.
+fn is_searched(path: &str, searched: &[Searched]) -> bool {
+    let below = |searched: &Searched| {
+        let dir = tree::walk(Path::new(&searched.dir), &mut |_| ());
+        Path::new(path).starts_with(dir)
+    };
+    searched.iter().any(below)
 }
 
 /// Packs files that clang has named in the directory `dir`, which it calls `cwd`, and the directories that these options name; the length.
@@ -177,8 +201,15 @@ pub(super) fn pack(
     names: &[String],
     options: &TreeAsk,
     searched: &[Searched],
+    cxx: bool,
 ) -> Result<u64, String> {
+    let whole = |name: &String| {
+        let at = tree::walk(&cwd.join(name), &mut |_| ());
+        name.starts_with('/') && !is_searched(&at.to_string_lossy(), searched)
+    };
     let mut packer = Packer {
+        named: cxx && names.iter().any(whole),
+        searched,
         out: BufWriter::with_capacity(256 << 10, to),
         len: 0,
         entries: 0,
@@ -283,6 +314,8 @@ mod tests {
     fn directories_are_counted_as_a_worker_makes_them() {
         let file = tempfile::tempfile().unwrap();
         let mut packer = Packer {
+            named: false,
+            searched: &[],
             out: BufWriter::new(&file),
             len: 0,
             entries: 0,
@@ -318,7 +351,7 @@ mod tests {
         let of = |names: &[&str]| {
             let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
             let file = tempfile::tempfile().unwrap();
-            pack(&file, (&root, &root), &names, &options, &[])
+            pack(&file, (&root, &root), &names, &options, &[], false)
         };
         assert!(of(&["x.h", "far/x.h", "y.h", "x.h"]).is_ok());
         // The kernel goes to far/x.h, the text to x.h.

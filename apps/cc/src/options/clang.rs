@@ -35,16 +35,16 @@ const FLAGS: &[&str] = words! {
     "caret-diagnostics" "caret-diagnostics-max-lines" "color-diagnostics" "ansi-escape-codes" "diagnostics-color" "diagnostics-show-option"
     "diagnostics-show-note-include-stack" "diagnostics-show-category" "diagnostics-show-template-tree" "diagnostics-show-hotness"
     "diagnostics-show-line-numbers" "diagnostics-fixit-info" "diagnostics-print-source-range-info" "diagnostics-parseable-fixits" "elide-type"
-    "show-overloads" "message-length" "debug-types-section" "standalone-debug" "limit-debug-info" "eliminate-unused-debug-types"
+    "show-overloads" "debug-types-section" "standalone-debug" "limit-debug-info" "eliminate-unused-debug-types"
     "eliminate-unused-debug-symbols" "debug-info-for-profiling" "debug-macro" "emulated-tls" "tls-model" "addrsig" "jump-tables" "align-functions"
     "align-labels" "align-loops" "align-jumps" "pack-struct" "max-type-align" "split-stack" "split-dwarf-inlining" "split-machine-functions"
-    "force-enable-int128" "register-global-dtors-with-atexit" "pch-instantiate-templates" "openmp" "openmp-simd" "optimize-strlen" "gcse" "ivopts"
+    "force-enable-int128" "register-global-dtors-with-atexit" "pch-instantiate-templates" "openmp-simd" "optimize-strlen" "gcse" "ivopts"
     "web" "peel-loops" "rename-registers" "schedule-insns" "schedule-insns2" "tree-vrp" "tree-dce" "tree-ter" "tree-pre" "tree-salias" "ipa-cp"
     "default-inline" "sched-interblock" "var-tracking" "var-tracking-assignments" "conserve-stack" "code-hoisting" "allow-store-data-races"
     "function-attribute-list" "global-isel" "experimental-new-constant-interpreter" "experimental-library" "complete-member-pointers" "double-square-bracket-attributes"
     "matrix-enabled" "verbose-asm" "force-emit-vtables" "virtual-function-elimination" "c++-abi" "c++-static-destructors" "c++-always-destroy" "extend-arguments"
     "patchable-function-entry" "instrument-functions" "instrument-functions-after-inlining" "instrument-function-entry-bare" "pascal-strings"
-    "objc-arc" "raw-string-literals" "trigraphs" "lax-vector-conversions" "altivec" "zvector" "char-signed" "swift-async-fp" "integrated-as"
+    "objc-arc" "raw-string-literals" "lax-vector-conversions" "altivec" "zvector" "char-signed" "swift-async-fp" "integrated-as"
 };
 
 /// Options that map prefixes of paths: text, for which no file is opened.
@@ -124,7 +124,8 @@ pub(super) fn kind(arg: &str) -> Kind {
         _ if begins(&["-Wa,"]) => for_assembler(&arg[4..]),
         _ if begins(&["-D", "-U", "-I", "-isystem", "-iquote", "-idirafter"]) => Kind::Cpp,
         _ if mapped(arg).is_some() => {
-            if arg.split(['=', ',']).all(is_argument) {
+            // An empty prefix fits everything, and the longest one that fits counts.
+            if arg.split(['=', ',']).all(is_argument) && !arg.contains("==") {
                 Kind::Both
             } else {
                 Kind::Here("an option that names files")

@@ -93,7 +93,11 @@ impl Session<'_> {
         if job.tree.is_some() != is_clang || is_clang && job.pull.is_some() {
             return refuse("a tree is for clang alone, and clang has a tree");
         }
-        if let Some(Err(why)) = job.tree.as_ref().map(|tree| tree::check(&tree.cpp)) {
+        if let Some(Err(why)) = job
+            .tree
+            .as_ref()
+            .map(|tree| tree::check_job(tree, &job.cwd, &job.name))
+        {
             return refuse(why);
         }
         if !is_source_name(&job.name) || !is_beside(&job.beside) {

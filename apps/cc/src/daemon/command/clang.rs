@@ -7,25 +7,12 @@ use std::path::Path;
 
 use weft_sys::memfd;
 
-use super::{Part, Running, SEARCH_ENVIRONMENT, Stop, here};
+use super::{Part, Running, Stop, here};
 use crate::daemon::history::CompileRecord;
 use crate::daemon::{job, tree};
 use crate::ipc::JobAsk;
-use crate::options::Plan;
+use crate::options::{CLANG_ENVIRONMENT, Language, Plan, SEARCH_ENVIRONMENT};
 use crate::wire;
-
-/// Environment variables that change what clang does.
-const CLANGS: &[&str] = &[
-    "CCC_OVERRIDE_OPTIONS",
-    "CC_PRINT_HEADERS",
-    "CC_PRINT_OPTIONS",
-    "CC_LOG_DIAGNOSTICS",
-    "MACOSX_DEPLOYMENT_TARGET",
-    "IPHONEOS_DEPLOYMENT_TARGET",
-    "TVOS_DEPLOYMENT_TARGET",
-    "WATCHOS_DEPLOYMENT_TARGET",
-    "SDKROOT",
-];
 
 /// The files that clang has read here.
 pub(super) struct Listed {
@@ -46,7 +33,7 @@ impl Running<'_> {
     ) -> Result<(job::Outcome, Listed), Stop> {
         let shared = self.shared;
         let var = |name: &&&str| self.launch.var(name).is_some();
-        if let Some(name) = SEARCH_ENVIRONMENT.iter().chain(CLANGS).find(var) {
+        if let Some(name) = SEARCH_ENVIRONMENT.iter().chain(CLANG_ENVIRONMENT).find(var) {
             return Err(here(format!("{name} is set")));
         }
         let ask = tree::ask(plan).map_err(here)?;
@@ -66,7 +53,8 @@ impl Running<'_> {
         let failed = |e: io::Error| here(format!("no memory for the source: {e}"));
         let file = File::from(memfd::create_growing("weft-cc-source").map_err(failed)?);
         let at = (&*self.launch.dir, Path::new(&job.cwd));
-        job.len = tree::pack(&file, at, &names, &ask, &searched).map_err(here)?;
+        let cxx = plan.language == Language::Cxx;
+        job.len = tree::pack(&file, at, &names, &ask, &searched, cxx).map_err(here)?;
         drop(leave);
         trail.left();
         let system = tree::system(&ask, &searched);

@@ -233,20 +233,22 @@ impl JobDir {
     pub(crate) fn read_files(&self, room: &mut u64) -> io::Result<Result<String, String>> {
         let rule = read_whole(&self.dependencies(), room)?;
         let root = self.root();
+        let cwd = self.cwd.to_string_lossy();
+        let cwd = cwd.strip_prefix(&root).unwrap_or_default();
         let mut list = String::new();
         for name in std::str::from_utf8(&rule)
             .ok()
             .and_then(tree::names)
             .unwrap_or_default()
         {
-            let theirs = match name.strip_prefix(&root) {
-                Some(rest) if rest.starts_with('/') => rest,
-                _ if name.starts_with('/') => {
-                    return Ok(Err(format!(
-                        "the compiler read {name}, which is of this machine"
-                    )));
-                }
-                _ => &name,
+            let below = name
+                .strip_prefix(&root)
+                .filter(|rest| rest.starts_with('/'));
+            let theirs = below.or_else(|| (!name.starts_with('/')).then_some(&*name));
+            let Some(theirs) = theirs.filter(|theirs| tree::stays_below(cwd, theirs)) else {
+                return Ok(Err(format!(
+                    "the compiler read {name}, which is of this machine"
+                )));
             };
             list.push_str(theirs);
             list.push('\n');
