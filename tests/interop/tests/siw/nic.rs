@@ -214,6 +214,33 @@ fn hello_and_cp_run_on_the_kernels_devices() {
     siw.guest.must(back, STEP);
 }
 
+#[test]
+fn bench_measures_the_kernels_devices_beside_perftest() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    cargo("build", &["--bin", "weft-bench"]);
+    put(&mut siw, &beside("weft-bench"), "weft-bench");
+    let mut measure = |device: &str, other: &str| {
+        siw.guest.must(&format!("rdma link del {other}"), STEP);
+        let line =
+            format!("/tmp/weft-bench verbs --device {device} --size 64,64K --runs 3 --seconds 0.2");
+        let done = siw.guest.run(&line, LONG);
+        say(&format!("weft bench verbs on {device}:\n{}", done.text));
+        assert_eq!(done.status, 0, "{}", done.text);
+        for operation in ["send", "write", "read"] {
+            let rows = done.text.lines().filter(|line| {
+                line.trim_start().starts_with(operation) && line.matches(" (").count() == 2
+            });
+            assert_eq!(rows.count(), 4, "{operation}: {}", done.text);
+        }
+        let kind = other.trim_end_matches('0');
+        let again = format!("rdma link add {other} type {kind} netdev eth0");
+        siw.guest.must(&again, STEP);
+    };
+    measure("siw0", "rxe0");
+    measure("rxe0", "siw0");
+}
+
 /// Buffers of a server from a client on the same device; only atomics can append. At the end the device is removed, which ends the server.
 fn fs_on(siw: &mut Siw, device: &str, has_atomics: bool) {
     let serve =
