@@ -146,6 +146,49 @@ fn numbers_wrap_and_one_acknowledgement_covers_all() {
     assert_eq!(conn.deadline(), None);
 }
 
+/// The answer to a question that was asked before the peer said that it has no receive: what it names is sent again after the wait anyway.
+#[test]
+fn a_wait_for_a_receive_costs_no_try() {
+    let mut conn = Connection::new(Config {
+        retry_count: 1,
+        rnr_retry: 7,
+        ..CONFIG
+    });
+    post(&mut conn, SEND, 8);
+    post(&mut conn, SEND, 8);
+    let mut now = T0;
+    for _ in 0..10 {
+        assert_eq!(psns(&mut conn, now), [0xff_fffe, 0xff_ffff]);
+        conn.rx(now, &answer(Syndrome::RnrNak(12), 0xff_fffe), 0);
+        conn.rx(now, &answer(LOST, 0xff_fffe), 0);
+        assert_eq!(psns(&mut conn, now), []);
+        now = conn.deadline().expect("the end of the wait");
+    }
+    assert_eq!(conn.state(), State::Open);
+}
+
+/// A peer that says that it has no receive is there: what was lost before, or came late, is not counted against it.
+#[test]
+fn a_peer_without_a_receive_answers() {
+    let mut conn = Connection::new(Config {
+        retry_count: 1,
+        rnr_retry: 7,
+        ..CONFIG
+    });
+    post(&mut conn, SEND, 8);
+    let mut now = T0;
+    for _ in 0..10 {
+        assert_eq!(psns(&mut conn, now), [0xff_fffe]);
+        // The question, and at last the timer.
+        now += Duration::from_nanos(4096 << 14);
+        conn.expired(now);
+        assert_eq!(psns(&mut conn, now), [0xff_fffe]);
+        conn.rx(now, &answer(Syndrome::RnrNak(12), 0xff_fffe), 0);
+        now = conn.deadline().expect("the end of the wait");
+    }
+    assert_eq!(conn.state(), State::Open);
+}
+
 #[test]
 fn what_was_lost_is_sent_again_from_there() {
     let mut conn = connection();

@@ -299,7 +299,8 @@ impl<W> Connection<W> {
 
     /// The peer has everything before `psn`, and not that one.
     fn resend_from(&mut self, now: Now, psn: u32) {
-        if self.acked_up_to(now, psn) && psn == self.unacked {
+        // After a wait for a receive it is sent again anyway.
+        if self.acked_up_to(now, psn) && psn == self.unacked && self.rnr_until.is_none() {
             self.since = now;
             self.lost();
         }
@@ -317,6 +318,9 @@ impl<W> Connection<W> {
             }
             self.rnr_tries -= 1;
         }
+        // It is there: the retries are for one that is not.
+        self.tries = self.config.retry_count;
+        (self.asks, self.asked) = (false, 0);
         self.since = now;
         self.rnr_until = Some(now + rnr_delay(code));
         self.go_back();

@@ -383,10 +383,15 @@ impl<W> Connection<W> {
         let answer = self.out.iter().rposition(Out::is_answer);
         let settled = answer.map_or(0, |at| at + 1);
         let unsent = (settled..self.out.len()).find(|at| matches!(self.out[*at], Out::Nak { .. }));
+        let psn = self.expected;
         if let Some(unsent) = unsent {
+            let waits = matches!(self.out[unsent], Out::Nak { psn: of, syndrome: Syndrome::RnrNak(_) } if of == psn);
+            if waits && syndrome == Syndrome::Nak(NakCode::SequenceError) {
+                // The packet is here, and the peer is to wait before it sends it again.
+                return;
+            }
             self.out.remove(unsent);
         }
-        let psn = self.expected;
         self.out.push_back(Out::Nak { psn, syndrome });
     }
 
