@@ -119,13 +119,22 @@ pub struct Part {
 impl Part {
     /// Encodes the batches.
     pub fn new(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Self> {
+        Self::with_user(schema, batches, [0; 4])
+    }
+
+    /// Encodes the batches, for elements with these user words.
+    pub fn with_user(
+        schema: &SchemaRef,
+        batches: Vec<RecordBatch>,
+        user: [u64; 4],
+    ) -> Result<Self> {
         let len = batches.iter().map(encoded_len).sum::<usize>() + 4096;
         let mut writer = StreamWriter::try_new(Vec::with_capacity(len), schema)?;
         for batch in &batches {
             writer.write(batch)?;
         }
         Ok(Self {
-            bytes: Cut::new(writer.into_inner()?, [0; 4]),
+            bytes: Cut::new(writer.into_inner()?, user),
             batches,
         })
     }
@@ -145,9 +154,14 @@ pub struct Assembly {
 impl Assembly {
     /// For a ring of this many nodes.
     pub fn new(schema: SchemaRef, nodes: usize) -> Self {
+        Self::up_to(schema, nodes, LONGEST)
+    }
+
+    /// With a limit of this many bytes for a stream.
+    pub fn up_to(schema: SchemaRef, nodes: usize, limit: usize) -> Self {
         Self {
             schema,
-            partial: (0..nodes).map(|_| Whole::default()).collect(),
+            partial: (0..nodes).map(|_| Whole::up_to(limit)).collect(),
         }
     }
 

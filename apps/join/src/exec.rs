@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use weft_roundabout::{Canceller, Load, Next, Node, Own, Ring, RingListener, Waker, Watch};
 
 use crate::batches::{Assembly, Part, external};
+use crate::talk::Outcome;
 
 /// The state that the operators of one query share.
 pub struct Query {
@@ -132,20 +133,34 @@ impl Query {
         sum
     }
 
+    /// What it has come to on this node, with the error that ended it.
+    pub fn outcome(&self, error: Option<&DataFusionError>) -> Outcome {
+        let load = self.load();
+        Outcome {
+            error: error.map(ToString::to_string),
+            here: error.is_some_and(|error| !is_elsewhere(error)),
+            received: load.received_bytes,
+            sent: load.sent_bytes,
+            waited: load.waited.as_secs_f64(),
+        }
+    }
+
     /// Begins to count what a node does; the number is for [`Query::over`].
-    fn running(&self, node: &Node) -> usize {
+    pub(crate) fn running(&self, node: &Node) -> usize {
         let mut loads = lock(&self.loads);
         loads.push(Exchange::Running(node.watch()));
         loads.len() - 1
     }
 
-    fn over(&self, number: usize, load: Load) {
+    /// Counts the whole of what a node did.
+    pub(crate) fn over(&self, number: usize, load: Load) {
         if let Some(exchange) = lock(&self.loads).get_mut(number) {
             *exchange = Exchange::Over(load);
         }
     }
 
-    fn join(&self, exchange: u32) -> Result<Node, weft_roundabout::Error> {
+    /// Takes this node's place in the ring of an exchange.
+    pub(crate) fn join(&self, exchange: u32) -> Result<Node, weft_roundabout::Error> {
         let ring = Ring {
             exchange,
             agreement: self.agreement.load(Ordering::SeqCst),
@@ -158,6 +173,17 @@ impl Query {
             None => cancellers.1.push(node.canceller()),
         }
         Ok(node)
+    }
+}
+
+/// Whether an error is that of another node.
+fn is_elsewhere(error: &DataFusionError) -> bool {
+    match error.find_root() {
+        DataFusionError::External(error) => matches!(
+            error.downcast_ref::<weft_roundabout::Error>(),
+            Some(weft_roundabout::Error::Failed { .. })
+        ),
+        _ => false,
     }
 }
 

@@ -6,5 +6,7 @@ mod csv;
 mod distributed;
 mod help;
 mod joins;
+mod lies;
+mod loaded;
 mod random;
 mod tpch;
