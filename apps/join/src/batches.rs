@@ -1,6 +1,7 @@
 //! Record batches as the data of elements: Arrow's IPC stream format, cut where an element ends.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use datafusion::arrow::array::{ArrayRef, RecordBatch};
 use datafusion::arrow::buffer::Buffer;
@@ -18,6 +19,12 @@ const LONGEST: usize = 1 << 30;
 /// An error of another crate.
 pub(crate) fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
     DataFusionError::External(Box::new(error))
+}
+
+/// Decodes bytes of a peer: Arrow's decoder panics at some schemas that make no sense.
+pub(crate) fn guarded<T>(decode: impl FnOnce() -> Result<T>) -> Result<T> {
+    let wrong = || DataFusionError::Execution("a peer's bytes make no sense".into());
+    catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|_| Err(wrong()))
 }
 
 /// Bytes of any length, in one piece or several, cut where an element ends.
@@ -168,7 +175,7 @@ impl Assembly {
     /// The batches that an element completes. Their arrays use the one copy of the element.
     pub fn take(&mut self, element: &Element) -> Result<Vec<RecordBatch>> {
         match self.partial[element.origin()].take(element)? {
-            Some(bytes) => decode(&self.schema, bytes),
+            Some(bytes) => guarded(|| decode(&self.schema, bytes)),
             None => Ok(Vec::new()),
         }
     }

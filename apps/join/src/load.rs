@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{RecordBatch, UInt32Array};
+use datafusion::arrow::array::{Array, RecordBatch, RecordBatchOptions, UInt32Array};
 use datafusion::arrow::compute::{BatchCoalescer, take_record_batch};
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::hash_utils::{RandomState, create_hashes};
@@ -94,6 +94,11 @@ impl Kept {
         self.space.shrink(self.pending - left);
         self.pending = left;
         while let Some(batch) = self.coalescer.next_completed_batch() {
+            // The coalescer takes memory for full batches.
+            let (schema, mut columns, rows) = batch.into_parts();
+            columns.iter_mut().for_each(|column| column.shrink_to_fit());
+            let options = RecordBatchOptions::new().with_row_count(Some(rows));
+            let batch = RecordBatch::try_new_with_options(schema, columns, &options)?;
             self.space.grow(batch.get_array_memory_size())?;
             self.batches.push(batch);
         }
@@ -133,7 +138,7 @@ impl Reader {
         while let Some(batch) = input.next().await {
             let made = batch.and_then(|batch| self.take(&batch));
             let failed = made.is_err();
-            for piece in made.map_or_else(|error| vec![Err(error)], |made| made) {
+            for piece in made.unwrap_or_else(|error| vec![Err(error)]) {
                 if pieces.send(piece).await.is_err() {
                     return;
                 }

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Instant;
 
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::SendableRecordBatchStream;
-use datafusion::physical_plan::execute_stream;
+use datafusion::physical_plan::{ExecutionPlan, execute_stream};
+use datafusion::prelude::SessionContext;
 use tokio::runtime::Handle;
 use weft_roundabout::{Next, Node, Own, Ring, RingListener};
 
@@ -19,7 +19,7 @@ use crate::session::context;
 use crate::sql::{STACK, register};
 use crate::store::{Store, TablePart, part_of};
 use crate::talk::{
-    KEEP, Load, Order, Outcome, PROGRESS, REPORT, REPORTED, Report, VERSION, What, table_name,
+    GO_ON, Load, Order, Outcome, PROGRESS, REPORT, REPORTED, Report, VERSION, What, table_name,
 };
 
 /// The column names in an error, at most.
@@ -35,6 +35,15 @@ pub struct Orders {
     pub dir: Option<PathBuf>,
     /// Bytes that the plan that reads a table may have.
     pub memory: Option<usize>,
+}
+
+/// What a load reads.
+struct Input {
+    /// Its rows are those of this worker's part of the files.
+    plan: Arc<dyn ExecutionPlan>,
+    context: SessionContext,
+    /// The number of the column by which the rows are split.
+    by: Option<usize>,
 }
 
 fn refuse<T>(why: String) -> Result<T> {
@@ -101,15 +110,21 @@ impl Orders {
         Ok(Outcome::default())
     }
 
-    /// Loads a part, and keeps it when the shell says so: when all workers have theirs.
+    /// Loads a part. The shell says when to begin, for a ring cannot be formed with a worker that refuses, and when to keep the part.
     fn load(&self, node: &mut Node, order: &Load, ring: Ring, runtime: &Handle) -> Result<Outcome> {
         let name = &order.table.name;
         let loading = match self.store.begin(name) {
             Ok(loading) => loading,
             Err(error) => return Ok(failed(plain(&error))),
         };
-        tracing::info!("loading part {} of table {name}", order.me);
         let query = Arc::new(Query::new(Arc::clone(&self.listener), ring));
+        let input = match runtime.block_on(self.input(&query, order)) {
+            Ok(input) => input,
+            Err(error) => return Ok(failed(format!("table {name}: {}", plain(&error)))),
+        };
+        tell(node, &self.store.report(&[], false)?)?;
+        told(node, name)?;
+        tracing::info!("loading part {} of table {name}", order.me);
         let waker = node.waker();
         let ticking = runtime.spawn(async move {
             loop {
@@ -126,7 +141,7 @@ impl Orders {
                     .name("weft-join-load".into())
                     .stack_size(STACK)
                     .spawn_scoped(scope, move || {
-                        let part = self.read(query, order, runtime);
+                        let part = self.read(query, order, input, runtime);
                         let _ = done.send(part);
                         waker.wake();
                     })
@@ -150,35 +165,31 @@ impl Orders {
         };
         let report = self.store.report(&[Arc::clone(&part)], false)?;
         tell(node, &report)?;
-        loop {
-            match node.next_with(Own::Later).map_err(external)? {
-                Next::Element(element) if element.user()[0] == KEEP => break,
-                Next::End => return refuse(format!("table {name} is not to be kept")),
-                _ => {}
-            }
-        }
+        told(node, name)?;
         self.store.keep(loading, part);
         Ok(query.outcome(None))
     }
 
-    fn read(&self, query: &Arc<Query>, order: &Load, runtime: &Handle) -> Result<Arc<TablePart>> {
-        let (input, by) = runtime.block_on(self.input(query, order))?;
-        let schema = input.schema();
+    fn read(
+        &self,
+        query: &Arc<Query>,
+        order: &Load,
+        input: Input,
+        runtime: &Handle,
+    ) -> Result<Arc<TablePart>> {
+        let _entered = runtime.enter();
+        let schema = input.plan.schema();
         let loader = Loader {
             query: Arc::clone(query),
-            by,
+            by: input.by,
             limit: self.store.limit(),
         };
+        let input = execute_stream(input.plan, input.context.task_ctx())?;
         let (batches, space) = loader.load(input, self.store.space(), runtime)?;
         Ok(Arc::new(part_of(order, schema, batches, space)))
     }
 
-    /// The rows of this worker's part of the files, and the number of the column by which they are split.
-    async fn input(
-        &self,
-        query: &Arc<Query>,
-        order: &Load,
-    ) -> Result<(SendableRecordBatchStream, Option<usize>)> {
+    async fn input(&self, query: &Arc<Query>, order: &Load) -> Result<Input> {
         let context = context(query, self.memory, RowsAt::Each)?;
         register(
             &context,
@@ -200,7 +211,8 @@ impl Orders {
                 ))
             })
         });
-        Ok((execute_stream(plan, context.task_ctx())?, by.transpose()?))
+        let by = by.transpose()?;
+        Ok(Input { plan, context, by })
     }
 }
 
@@ -249,6 +261,17 @@ fn watch(
             let len = text.len().min(room.capacity());
             room.write(0, &text[..len]).map_err(external)?;
             drop(room.commit(len, 0, [PROGRESS, 0, 0, 0]).map_err(external)?);
+        }
+    }
+}
+
+/// Waits until the shell says that the load goes on.
+fn told(node: &mut Node, name: &str) -> Result<()> {
+    loop {
+        match node.next_with(Own::Later).map_err(external)? {
+            Next::Element(element) if element.user()[0] == GO_ON => return Ok(()),
+            Next::End => return refuse(format!("table {name} is not to be loaded")),
+            _ => {}
         }
     }
 }

@@ -11,6 +11,7 @@ use datafusion::arrow::ipc::reader::StreamDecoder;
 use datafusion::arrow::ipc::writer::StreamWriter;
 use datafusion::error::{DataFusionError, Result};
 
+use crate::batches::guarded;
 use crate::exec::lock;
 use crate::index::Index;
 use crate::space::{Ledger, Space};
@@ -285,9 +286,11 @@ pub fn schema_from(text: &str) -> Result<SchemaRef> {
         return Err(wrong());
     }
     let bytes: Vec<u8> = pairs.iter().map(|[high, low]| high << 4 | low).collect();
-    let mut decoder = StreamDecoder::new();
-    decoder.decode(&mut Buffer::from_vec(bytes))?;
-    decoder.schema().ok_or_else(wrong)
+    guarded(|| {
+        let mut decoder = StreamDecoder::new();
+        decoder.decode(&mut Buffer::from_vec(bytes))?;
+        decoder.schema().ok_or_else(wrong)
+    })
 }
 
 #[cfg(test)]

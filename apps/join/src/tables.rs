@@ -17,7 +17,7 @@ use weft_roundabout::{Next, Own};
 use crate::batches::{Cut, Whole};
 use crate::sql::{STACK, check_depth};
 use crate::talk::{
-    KEEP, Load, LoadId, Loaded, ORDER, OUTCOME, Order, Outcome, PROGRESS, Part, REPORTED, Report,
+    GO_ON, Load, LoadId, Loaded, ORDER, OUTCOME, Order, Outcome, PROGRESS, Part, REPORTED, Report,
     Table, VERSION, What,
 };
 use crate::visit::{Meeting, Trouble, Visited, door_for, listeners, random};
@@ -75,12 +75,12 @@ fn each<T: Send>(
     }))
 }
 
-/// Gives an order to a worker that has been reached. `keep` is asked after the report whether the table is to be kept.
+/// Gives an order to a worker that has been reached. After each report of a load, `goes_on` says whether it does.
 fn order(
     visited: &Visited<'_>,
     mut node: weft_roundabout::Node,
     what: What,
-    mut keep: impl FnMut() -> bool,
+    mut goes_on: impl FnMut() -> bool,
     mut progress: impl FnMut(Outcome),
 ) -> Result<Report, Trouble> {
     let peer = |e| visited.gone(e);
@@ -93,14 +93,10 @@ fn order(
     let mut text = Some(Cut::new(text, [ORDER, 0, 0, 0]));
     let mut whole = Whole::up_to(LONGEST);
     let (mut report, mut outcome) = (None, None);
-    // The report of a load has an answer.
-    let mut answer: Option<Own> = (!loads).then_some(Own::Never);
+    // The reports of a load have answers.
+    let mut then = if loads { Own::Later } else { Own::Never };
     loop {
-        let own = match (&text, answer) {
-            (Some(_), _) => Own::Now,
-            (None, Some(own)) => own,
-            (None, None) => Own::Later,
-        };
+        let own = if text.is_some() { Own::Now } else { then };
         match node.next_with(own).map_err(peer)? {
             Next::Room(room) => match &mut text {
                 Some(cut) => {
@@ -109,8 +105,8 @@ fn order(
                     }
                 }
                 None => {
-                    drop(room.commit(0, 0, [KEEP, 0, 0, 0]).map_err(peer)?);
-                    answer = Some(Own::Never);
+                    drop(room.commit(0, 0, [GO_ON, 0, 0, 0]).map_err(peer)?);
+                    then = Own::Later;
                 }
             },
             Next::Element(element) if element.origin() == 1 => {
@@ -123,18 +119,18 @@ fn order(
                     PROGRESS => progress(serde_json::from_slice(&bytes).map_err(said)?),
                     REPORTED => {
                         report = Some(serde_json::from_slice(&bytes).map_err(said)?);
-                        if loads && answer.is_none() {
-                            if !keep() {
-                                node.give_up("another worker has not loaded its part");
+                        if loads {
+                            if !goes_on() {
+                                node.give_up("another worker cannot load its part");
                                 return report.ok_or_else(|| visited.foreign(&"no report"));
                             }
-                            answer = Some(Own::Now);
+                            then = Own::Now;
                         }
                     }
                     OUTCOME => {
                         let said: Outcome = serde_json::from_slice(&bytes).map_err(said)?;
                         outcome = Some(said);
-                        answer = Some(Own::Never);
+                        then = Own::Never;
                     }
                     _ => return Err(visited.foreign(&"an unknown message")),
                 }
@@ -217,15 +213,12 @@ pub fn load(
     progress: impl Fn(usize, Outcome) + Sync,
 ) -> Result<Vec<Part>, Trouble> {
     let id = random()?;
-    let (reached, read) = (
-        Meeting::new(wanted.workers.len()),
-        Meeting::new(wanted.workers.len()),
-    );
+    let [reached, ready, read] = [(); 3].map(|()| Meeting::new(wanted.workers.len()));
     let results = each(&wanted.workers, wanted.patience, |visited| {
         let visit = visited.visit();
         let all = reached.meet(visit.is_ok());
-        let mut met = false;
-        let mut done = visit.and_then(|node| {
+        let mut reports = 0;
+        let done = visit.and_then(|node| {
             if !all {
                 node.give_up("another worker could not be reached");
                 return Ok(None);
@@ -238,18 +231,22 @@ pub fn load(
                 table: wanted.table.clone(),
                 by: wanted.by.clone(),
             });
-            let keep = || {
-                met = true;
-                read.meet(true)
+            let goes_on = || {
+                reports += 1;
+                match reports {
+                    1 => ready.meet(true),
+                    2 => read.meet(true),
+                    _ => false,
+                }
             };
-            let report = order(visited, node, what, keep, |o| progress(visited.me, o))?;
+            let report = order(visited, node, what, goes_on, |o| progress(visited.me, o))?;
             Ok(report.parts.into_iter().next())
         });
-        if !met {
+        if reports < 1 {
+            ready.meet(false);
+        }
+        if reports < 2 {
             read.meet(false);
-            if all && let Ok(None) = &done {
-                done = Err(visited.foreign(&"it has no part of what it has loaded"));
-            }
         }
         done
     })?;

@@ -23,8 +23,8 @@ pub const PROGRESS: u64 = 2;
 pub const ORDER: u64 = 7;
 /// The user word of a worker's element with a [`Report`].
 pub const REPORTED: u64 = 8;
-/// The user word of the shell's element without data that makes a table that has been read one that is loaded.
-pub const KEEP: u64 = 9;
+/// The user word of the shell's element without data that answers a report of a load: begin, or keep what was read.
+pub const GO_ON: u64 = 9;
 /// Bytes of a table's name, at most.
 pub const NAME: usize = 64;
 /// The interval of a worker's progress reports.
@@ -94,7 +94,8 @@ pub struct Order {
 pub enum What {
     /// Report all tables, or those with these names and their schemas.
     List(Option<Vec<String>>),
-    /// Load a part of a table. The worker reports it, and waits for [`KEEP`].
+    /// Load a part of a table. The worker reports when it can begin, without a part, and when it has one. Each time it waits for
+    /// [`GO_ON`].
     Load(Load),
     /// Forget a table: its part of any load, or of this one. The worker reports what it has forgotten.
     Drop(String, Option<LoadId>),

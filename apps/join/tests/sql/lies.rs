@@ -12,7 +12,7 @@ use weft_join::session::context;
 use weft_join::shell::ask;
 use weft_join::sql::register;
 use weft_join::talk::{
-    Ask, ELEMENT, KEEP, Load, Loaded, ORDER, OUTCOME, Order, Outcome, REPORTED, Table, VERSION,
+    Ask, ELEMENT, GO_ON, Load, Loaded, ORDER, OUTCOME, Order, Outcome, REPORTED, Table, VERSION,
     What,
 };
 use weft_roundabout::{Next, Own, Ring, RingListener, Security, VISIT};
@@ -25,8 +25,8 @@ fn listener() -> RingListener {
     RingListener::open("127.0.0.1:0".parse().unwrap(), Security::SameUser, None).unwrap()
 }
 
-/// Sends one message, and returns the worker's outcome, or why there is none. A report is followed by this word.
-fn visit(worker: SocketAddr, word: u64, text: &[u8], then: Option<u64>) -> String {
+/// Sends one message, and returns the worker's outcome, or why there is none. Each report is followed by one of these words.
+fn visit(worker: SocketAddr, word: u64, text: &[u8], then: &[u64]) -> String {
     let listener = listener();
     let ring = Ring {
         exchange: VISIT,
@@ -36,7 +36,7 @@ fn visit(worker: SocketAddr, word: u64, text: &[u8], then: Option<u64>) -> Strin
     };
     let mut node = listener.join(&ring).unwrap();
     let mut sent = vec![(text.to_vec(), word)];
-    let (mut own, mut outcome) = (Own::Now, None);
+    let (mut own, mut outcome, mut then) = (Own::Now, None, then.iter());
     loop {
         match node.next_with(own) {
             Ok(Next::Room(mut room)) => {
@@ -46,8 +46,8 @@ fn visit(worker: SocketAddr, word: u64, text: &[u8], then: Option<u64>) -> Strin
                 own = Own::Later;
             }
             Ok(Next::Element(element)) if element.origin() == 1 => match element.user()[0] {
-                REPORTED => match then {
-                    Some(word) => {
+                REPORTED => match then.next() {
+                    Some(&word) => {
                         sent.push((Vec::new(), word));
                         own = Own::Now;
                     }
@@ -110,7 +110,7 @@ fn orders_that_make_no_sense_are_refused() {
         assert!(why.contains("gave up"), "{why}");
     }
     let old = br#"{"version":2,"what":{"List":null}}"#;
-    let why = visit(worker, ORDER, old, Some(KEEP));
+    let why = visit(worker, ORDER, old, &[GO_ON; 2]);
     assert!(
         why.contains("the shell speaks version 2, this worker 3"),
         "{why}"
@@ -126,7 +126,7 @@ fn orders_that_make_no_sense_are_refused() {
     let wrong = |change: &dyn Fn(&mut Load)| {
         let mut load = load.clone();
         change(&mut load);
-        visit(worker, ORDER, &json(What::Load(load)), Some(KEEP))
+        visit(worker, ORDER, &json(What::Load(load)), &[GO_ON; 2])
     };
     for why in [
         wrong(&|load| load.me = 1),
@@ -146,7 +146,7 @@ fn orders_that_make_no_sense_are_refused() {
     for at in (0..whole.len()).step_by(5) {
         let mut text = whole.clone();
         text[at] ^= 1 << (at % 7);
-        let why = visit(worker, ORDER, &text, None);
+        let why = visit(worker, ORDER, &text, &[GO_ON]);
         assert!(!why.contains("panicked"), "{why}");
     }
     nothing_is_left(&[worker]);
@@ -180,7 +180,7 @@ fn a_question_about_a_part_that_is_not_there_is_refused() {
             tables: Vec::new(),
             loaded: vec![about],
         };
-        visit(worker, 0, &serde_json::to_vec(&ask).unwrap(), Some(KEEP))
+        visit(worker, 0, &serde_json::to_vec(&ask).unwrap(), &[GO_ON; 2])
     };
     let one = |change: &dyn Fn(&mut Loaded)| {
         let mut about = about.clone();
@@ -234,7 +234,7 @@ fn beside(
     table: &Table,
     elements: &[Element],
     leaves: bool,
-    keep: Option<u64>,
+    keep: &[u64],
 ) -> String {
     const ELEMENT: usize = 65_536;
     let listener = Arc::new(listener());
@@ -316,7 +316,7 @@ fn a_neighbour_that_lies_leaves_nothing_behind() {
     damaged[20..middle].fill(0xff);
     let endless = vec![(vec![7; 65_536], 1, 1); 100];
     let lie = |elements: &[Element], part: &str| {
-        let why = beside(worker, &table, elements, false, Some(KEEP));
+        let why = beside(worker, &table, elements, false, &[GO_ON; 2]);
         assert!(
             why.contains(part) && !why.contains("panicked"),
             "{part}: {why}"
@@ -331,17 +331,17 @@ fn a_neighbour_that_lies_leaves_nothing_behind() {
     lie(&[(vec![9; 100], 0, 1)], "table t");
     lie(&endless, "more than 5 MiB");
     // It leaves in the middle.
-    let why = beside(worker, &table, &[], true, Some(KEEP));
+    let why = beside(worker, &table, &[], true, &[GO_ON; 2]);
     assert!(
         why.contains("node 0") && why.contains("it has enough"),
         "{why}"
     );
     nothing_is_left(&[worker]);
     // The shell leaves before the end, or says something else.
-    assert_eq!(beside(worker, &table, &[], false, None), "left");
+    assert_eq!(beside(worker, &table, &[], false, &[GO_ON]), "left");
     nothing_is_left(&[worker]);
     // Rows for nobody, and nothing.
     let others = [(good.clone(), 0, 7), (good, 0, u64::MAX)];
-    assert_eq!(beside(worker, &table, &others, false, Some(KEEP)), "done");
+    assert_eq!(beside(worker, &table, &others, false, &[GO_ON; 2]), "done");
     assert_eq!(held(&[worker])[0].0, ["t"]);
 }

@@ -341,10 +341,7 @@ fn the_second_load_of_a_name_takes_the_place_of_the_first() {
             let Trouble::Query(why) = failed else {
                 panic!("{failed:?}");
             };
-            assert!(
-                why.contains("under way") || why.contains("gave up"),
-                "{why}"
-            );
+            assert!(why.contains("under way"), "{why}");
         }
         let count = ask("SELECT count(*) FROM t");
         assert!(
@@ -500,7 +497,7 @@ fn the_index_of_a_part_is_made_once_and_used_by_later_joins() {
                 true,
             ),
             (
-                "SELECT a.k, b.k FROM b JOIN a ON a.id = b.id AND a.k < b.id % 90",
+                "SELECT a.k, b.k FROM a JOIN b ON a.id = b.id AND a.k + b.k < 90",
                 false,
             ),
             (
