@@ -10,7 +10,7 @@ use datafusion::arrow::array::{
 use datafusion::arrow::buffer::NullBuffer;
 use datafusion::arrow::compute::kernels::cmp::{eq, not_distinct};
 use datafusion::arrow::compute::{and, filter_record_batch, interleave, take};
-use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use datafusion::common::cast::as_boolean_array;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{JoinSide, JoinType, NullEquality};
@@ -72,8 +72,8 @@ impl IndexedJoinExec {
         let (mut keys, mut probe) = (Vec::new(), Vec::new());
         for (l, r) in join.on() {
             let kind = l.data_type(&left).ok()?;
-            // Other values have no equality in Arrow's kernels.
-            if kind.is_nested() || r.data_type(&right).ok()? != kind {
+            // Arrow's kernels have no equality of nested values, and one of floats that keeps -0.0 and 0.0 apart.
+            if kind.is_nested() || has_floats(&kind) || r.data_type(&right).ok()? != kind {
                 return None;
             }
             keys.push(table.column(l.downcast_ref::<Column>()?.index())?);
@@ -100,6 +100,13 @@ impl IndexedJoinExec {
             shape: Arc::new(shape),
             properties: Arc::clone(plan.properties()),
         })
+    }
+}
+
+fn has_floats(kind: &DataType) -> bool {
+    match kind {
+        DataType::Dictionary(_, values) => has_floats(values),
+        kind => kind.is_floating(),
     }
 }
 

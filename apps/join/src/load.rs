@@ -94,8 +94,9 @@ impl Kept {
         self.space.shrink(self.pending - left);
         self.pending = left;
         while let Some(batch) = self.coalescer.next_completed_batch() {
-            // The coalescer takes memory for full batches.
-            let (schema, mut columns, rows) = batch.into_parts();
+            // The coalescer takes memory for full batches, or passes a slice on that holds the whole of a peer's bytes.
+            let every = UInt32Array::from_iter_values(0..batch.num_rows() as u32);
+            let (schema, mut columns, rows) = take_record_batch(&batch, &every)?.into_parts();
             columns.iter_mut().for_each(|column| column.shrink_to_fit());
             let options = RecordBatchOptions::new().with_row_count(Some(rows));
             let batch = RecordBatch::try_new_with_options(schema, columns, &options)?;
@@ -116,6 +117,17 @@ impl Kept {
 enum Piece {
     Ours(RecordBatch),
     Theirs(Part),
+    /// All has been read. Without this piece some rows are missing, whatever ended the reader.
+    End,
+}
+
+/// Wakes the node when the reader ends, also by a panic.
+struct WakeAtEnd(Waker);
+
+impl Drop for WakeAtEnd {
+    fn drop(&mut self) {
+        self.0.wake();
+    }
 }
 
 /// Splits what is read, and collects the rows for each worker to about an element.
@@ -135,6 +147,9 @@ impl Reader {
         pieces: mpsc::Sender<Result<Piece>>,
         waker: Waker,
     ) {
+        // Parameters are dropped after variables, so the sender is moved: it has to be gone when the node wakes.
+        let at_end = WakeAtEnd(waker.clone());
+        let pieces = pieces;
         while let Some(batch) = input.next().await {
             let made = batch.and_then(|batch| self.take(&batch));
             let failed = made.is_err();
@@ -156,8 +171,8 @@ impl Reader {
             }
             waker.wake();
         }
-        drop(pieces);
-        waker.wake();
+        let _ = pieces.send(Ok(Piece::End)).await;
+        drop((pieces, at_end));
     }
 
     fn take(&mut self, batch: &RecordBatch) -> Result<Vec<Result<Piece>>> {
@@ -268,9 +283,14 @@ impl Loader {
                     Ok(piece) => match piece? {
                         Piece::Ours(rows) => kept.push(rows)?,
                         Piece::Theirs(rows) => part = Some(rows),
+                        Piece::End => ended = true,
                     },
                     Err(mpsc::error::TryRecvError::Empty) => break,
-                    Err(mpsc::error::TryRecvError::Disconnected) => ended = true,
+                    Err(mpsc::error::TryRecvError::Disconnected) => {
+                        return Err(DataFusionError::Execution(
+                            "the reader of the files panicked".into(),
+                        ));
+                    }
                 }
             }
             let own = match (&part, ended) {

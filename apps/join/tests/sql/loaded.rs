@@ -473,6 +473,38 @@ fn the_command_line_loads_lists_and_drops() {
 }
 
 #[test]
+fn zeros_of_both_signs_and_nan_join_as_in_one_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let tables = ["a", "b"].map(|name| {
+        let path = folder.path().join(format!("{name}.csv"));
+        std::fs::write(&path, "f,id\n0.0,1\n-0.0,2\nNaN,3\n1.5,4\n,5\n").unwrap();
+        Table {
+            name: name.into(),
+            file: path.to_str().unwrap().into(),
+        }
+    });
+    let workers = Workers::start(2);
+    for by in [Some("f"), Some("id")] {
+        for table in &tables {
+            load(&workers.addresses, table, by);
+        }
+        for on in [
+            "a.f = b.f",
+            "a.f IS NOT DISTINCT FROM b.f",
+            "a.f = b.f AND a.id < b.id",
+        ] {
+            let sql = format!("SELECT a.id, b.id FROM a JOIN b ON {on}");
+            let answer = ask(&workers.question(&[], &sql), |_| ()).unwrap();
+            assert_eq!(
+                rows(&answer.batches),
+                alone(&tables, &sql),
+                "{sql}, by {by:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn the_index_of_a_part_is_made_once_and_used_by_later_joins() {
     let folder = tempfile::tempdir().unwrap();
     let tables = [
