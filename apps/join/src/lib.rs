@@ -16,6 +16,7 @@ pub mod loaded;
 mod orders;
 mod place;
 pub mod print;
+mod pull;
 pub mod rule;
 pub mod session;
 pub mod shell;

@@ -11,11 +11,11 @@ use datafusion::common::hash_utils::{RandomState, create_hashes};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SendableRecordBatchStream;
 use futures::StreamExt;
-use tokio::sync::mpsc;
-use weft_roundabout::{Next, Node, Own, Waker};
+use weft_roundabout::{Next, Node, Own};
 
 use crate::batches::{Assembly, Part, encoded_len, external};
 use crate::exec::Query;
+use crate::pull::{Inlet, Outlet, Pulled, channel};
 use crate::space::Space;
 
 /// The hash of keys, the same on all workers and for all tables.
@@ -117,17 +117,6 @@ impl Kept {
 enum Piece {
     Ours(RecordBatch),
     Theirs(Part),
-    /// All has been read. Without this piece some rows are missing, whatever ended the reader.
-    End,
-}
-
-/// Wakes the node when the reader ends, also by a panic.
-struct WakeAtEnd(Waker);
-
-impl Drop for WakeAtEnd {
-    fn drop(&mut self) {
-        self.0.wake();
-    }
 }
 
 /// Splits what is read, and collects the rows for each worker to about an element.
@@ -141,23 +130,14 @@ struct Reader {
 
 impl Reader {
     /// Sends all pieces of the input, or the first error.
-    async fn read(
-        mut self,
-        mut input: SendableRecordBatchStream,
-        pieces: mpsc::Sender<Result<Piece>>,
-        waker: Waker,
-    ) {
-        // Parameters are dropped after variables, so the sender is moved: it has to be gone when the node wakes.
-        let at_end = WakeAtEnd(waker.clone());
-        let pieces = pieces;
+    async fn read(mut self, mut input: SendableRecordBatchStream, pieces: Outlet<Piece>) {
         while let Some(batch) = input.next().await {
             let made = batch.and_then(|batch| self.take(&batch));
             let failed = made.is_err();
             for piece in made.unwrap_or_else(|error| vec![Err(error)]) {
-                if pieces.send(piece).await.is_err() {
+                if !pieces.send(piece).await {
                     return;
                 }
-                waker.wake();
             }
             if failed {
                 return;
@@ -165,14 +145,12 @@ impl Reader {
         }
         for part in 0..self.waiting.len() {
             if let Some(piece) = self.flush(part)
-                && pieces.send(piece).await.is_err()
+                && !pieces.send(piece).await
             {
                 return;
             }
-            waker.wake();
         }
-        let _ = pieces.send(Ok(Piece::End)).await;
-        drop((pieces, at_end));
+        pieces.end().await;
     }
 
     fn take(&mut self, batch: &RecordBatch) -> Result<Vec<Result<Piece>>> {
@@ -221,6 +199,8 @@ pub struct Loader {
     pub by: Option<usize>,
     /// Bytes that all loaded tables may have.
     pub limit: usize,
+    /// The files.
+    pub what: String,
 }
 
 impl Loader {
@@ -251,8 +231,8 @@ impl Loader {
             element: ring.element,
         };
         let schema = input.schema();
-        let (pieces, mut own) = mpsc::channel(2);
-        let reading = runtime.spawn(reader.read(input, pieces, node.waker()));
+        let (pieces, mut own) = channel(node.waker(), self.what.clone());
+        let reading = runtime.spawn(reader.read(input, pieces));
         let done = self.turn(&mut node, &mut own, schema, &mut kept);
         reading.abort();
         if let Err(error) = done {
@@ -267,7 +247,7 @@ impl Loader {
     fn turn(
         &self,
         node: &mut Node,
-        own: &mut mpsc::Receiver<Result<Piece>>,
+        own: &mut Inlet<Piece>,
         schema: SchemaRef,
         kept: &mut Kept,
     ) -> Result<()> {
@@ -279,18 +259,11 @@ impl Loader {
         let mut ended = false;
         loop {
             while part.is_none() && !ended {
-                match own.try_recv() {
-                    Ok(piece) => match piece? {
-                        Piece::Ours(rows) => kept.push(rows)?,
-                        Piece::Theirs(rows) => part = Some(rows),
-                        Piece::End => ended = true,
-                    },
-                    Err(mpsc::error::TryRecvError::Empty) => break,
-                    Err(mpsc::error::TryRecvError::Disconnected) => {
-                        return Err(DataFusionError::Execution(
-                            "the reader of the files panicked".into(),
-                        ));
-                    }
+                match own.next()? {
+                    Pulled::Piece(Piece::Ours(rows)) => kept.push(rows)?,
+                    Pulled::Piece(Piece::Theirs(rows)) => part = Some(rows),
+                    Pulled::Nothing => break,
+                    Pulled::End => ended = true,
                 }
             }
             let own = match (&part, ended) {

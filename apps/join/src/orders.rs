@@ -14,6 +14,7 @@ use weft_roundabout::{Next, Node, Own, Ring, RingListener};
 use crate::batches::{Cut, external};
 use crate::exec::Query;
 use crate::load::Loader;
+use crate::pull::sources;
 use crate::rule::RowsAt;
 use crate::session::context;
 use crate::sql::{STACK, register};
@@ -147,7 +148,14 @@ impl Orders {
                     })
             };
             match reading {
-                Ok(_) => watch(node, &query, &read),
+                Ok(reading) => {
+                    let part = watch(node, &query, &read);
+                    // A scope whose threads are not joined panics with them.
+                    match reading.join() {
+                        Ok(()) => part,
+                        Err(_) => refuse("a thread panicked".into()),
+                    }
+                }
                 Err(error) => Err(DataFusionError::IoError(error)),
             }
         });
@@ -183,6 +191,7 @@ impl Orders {
             query: Arc::clone(query),
             by: input.by,
             limit: self.store.limit(),
+            what: sources(&input.plan),
         };
         let input = execute_stream(input.plan, input.context.task_ctx())?;
         let (batches, space) = loader.load(input, self.store.space(), runtime)?;

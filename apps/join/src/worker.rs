@@ -10,14 +10,14 @@ use datafusion::common::TableReference;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionContext;
-use tokio::sync::mpsc;
 use weft_roundabout::{Next, Node, Own, Ring, RingListener, Security};
 
 use crate::batches::{Part, Whole, external};
 use crate::engine::{Tasks, is_call};
-use crate::exec::{Query, pull};
+use crate::exec::Query;
 use crate::loaded::LoadedTable;
 use crate::orders::Orders;
+use crate::pull::{Inlet, Pulled, channel, pull, sources};
 use crate::rule::RowsAt;
 use crate::session::context;
 use crate::sql::{STACK, query, register};
@@ -246,10 +246,10 @@ impl Run<'_> {
     fn rows(&self, node: &mut Node, runtime: &tokio::runtime::Handle) -> Result<()> {
         let (plan, context) = runtime.block_on(self.plan())?;
         let _entered = runtime.enter();
+        let (parts, mut own) = channel(node.waker(), sources(&plan));
         let stream = execute_stream(plan, context.task_ctx())?;
-        let (parts, mut own) = mpsc::channel(2);
         let element = node.ring().element;
-        let pulling = runtime.spawn(pull(stream, element, parts, node.waker()));
+        let pulling = runtime.spawn(pull(stream, element, parts));
         let waker = node.waker();
         self.query.wake(node.waker());
         let ticking = runtime.spawn(async move {
@@ -267,7 +267,7 @@ impl Run<'_> {
         done
     }
 
-    fn give(&self, node: &mut Node, own: &mut mpsc::Receiver<Result<Part>>) -> Result<()> {
+    fn give(&self, node: &mut Node, own: &mut Inlet<Part>) -> Result<()> {
         let mut part: Option<Part> = None;
         let mut reported = Instant::now();
         loop {
@@ -275,12 +275,12 @@ impl Run<'_> {
                 return Err(external(error));
             }
             if part.is_none() {
-                match own.try_recv() {
+                match own.next()? {
                     // Rows of other nodes are there for EXPLAIN alone, which every node answers.
-                    Ok(Ok(_)) if self.ask.me != 0 => continue,
-                    Ok(next) => part = Some(next?),
-                    Err(mpsc::error::TryRecvError::Empty) => {}
-                    Err(mpsc::error::TryRecvError::Disconnected) => return Ok(()),
+                    Pulled::Piece(_) if self.ask.me != 0 => continue,
+                    Pulled::Piece(next) => part = Some(next),
+                    Pulled::Nothing => {}
+                    Pulled::End => return Ok(()),
                 }
             }
             let due = reported.elapsed() >= REPORT;

@@ -3,6 +3,7 @@
 mod bad;
 mod band;
 mod csv;
+mod damaged;
 mod distributed;
 mod help;
 mod joins;
