@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use datafusion::error::{DataFusionError, Result};
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
@@ -20,9 +20,13 @@ use crate::session::context;
 use crate::sql::{STACK, register};
 use crate::store::{Store, TablePart, part_of};
 use crate::talk::{
-    GO_ON, Load, Order, Outcome, PROGRESS, REPORT, REPORTED, Report, VERSION, What, table_name,
+    GO_ON, Load, Order, Outcome, PROGRESS, REPORT, REPORTED, Report, What, check_version,
+    table_name,
 };
 
+/// The time in which a shell must answer a report of a load. Other workers can be at work in it: they search CSV files for quotes before
+/// they are ready.
+const SILENCE: Duration = Duration::from_mins(10);
 /// The column names in an error, at most.
 const NAMES: usize = 20;
 
@@ -63,16 +67,16 @@ impl Orders {
         check: fn(&Ring) -> Result<()>,
         runtime: &Handle,
     ) -> Result<()> {
-        let order = serde_json::from_slice::<Order>(order).map_err(external)?;
-        let outcome = if order.version == VERSION {
-            self.obey(&mut node, order.what, check, runtime)?
-        } else {
-            let why = format!(
-                "the shell speaks version {}, this worker {VERSION}",
-                order.version
-            );
-            failed(why)
+        let parsed = check_version(order)
+            .and_then(|()| serde_json::from_slice::<Order>(order).map_err(external));
+        let order = match parsed {
+            Ok(order) => order,
+            Err(error) => {
+                node.give_up(&plain(&error));
+                return Err(error);
+            }
         };
+        let outcome = self.obey(&mut node, order.what, check, runtime)?;
         outcome.give(&mut node)?;
         node.finish().map_err(external)?;
         Ok(())
@@ -85,6 +89,8 @@ impl Orders {
         check: fn(&Ring) -> Result<()>,
         runtime: &Handle,
     ) -> Result<Outcome> {
+        // A query needs schemas.
+        let with_schema = matches!(what, What::List(Some(_)));
         let parts = match what {
             What::List(names) => self.store.parts(names.as_deref()),
             What::Drop(name, load) => self.store.forget(&name, load).into_iter().collect(),
@@ -104,7 +110,7 @@ impl Orders {
                 return self.load(node, &load, wanted, runtime);
             }
         };
-        match self.store.report(&parts, true) {
+        match self.store.report(&parts, with_schema) {
             Ok(report) => tell(node, &report)?,
             Err(error) => return Ok(failed(plain(&error))),
         }
@@ -123,8 +129,13 @@ impl Orders {
             Ok(input) => input,
             Err(error) => return Ok(failed(format!("table {name}: {}", plain(&error)))),
         };
-        tell(node, &self.store.report(&[], false)?)?;
-        told(node, name)?;
+        agree(
+            node,
+            &self.store.report(&[], false)?,
+            name,
+            SILENCE,
+            runtime,
+        )?;
         tracing::info!("loading part {} of table {name}", order.me);
         let waker = node.waker();
         let ticking = runtime.spawn(async move {
@@ -172,8 +183,7 @@ impl Orders {
             }
         };
         let report = self.store.report(&[Arc::clone(&part)], false)?;
-        tell(node, &report)?;
-        told(node, name)?;
+        agree(node, &report, name, SILENCE, runtime)?;
         self.store.keep(loading, part);
         Ok(query.outcome(None))
     }
@@ -274,6 +284,25 @@ fn watch(
     }
 }
 
+/// Sends a report, and waits until the shell says that the load goes on. A shell that is silent for this long holds no load up.
+fn agree(
+    node: &mut Node,
+    report: &Report,
+    name: &str,
+    silence: Duration,
+    runtime: &Handle,
+) -> Result<()> {
+    let canceller = node.canceller();
+    let limit = runtime.spawn(async move {
+        tokio::time::sleep(silence).await;
+        let seconds = silence.as_secs();
+        canceller.cancel(&format!("the shell said nothing for {seconds} seconds"));
+    });
+    let agreed = tell(node, report).and_then(|()| told(node, name));
+    limit.abort();
+    agreed
+}
+
 /// Waits until the shell says that the load goes on.
 fn told(node: &mut Node, name: &str) -> Result<()> {
     loop {
@@ -297,4 +326,44 @@ fn tell(node: &mut Node, report: &Report) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_roundabout::Security;
+
+    #[test]
+    fn a_silent_shell_holds_no_load_up() {
+        let [a, b] = [(); 2].map(|()| {
+            RingListener::open("127.0.0.1:0".parse().unwrap(), Security::SameUser, None).unwrap()
+        });
+        let nodes = vec![a.local_addr(), b.local_addr()];
+        let ring = |me| Ring::new([3; 16], nodes.clone(), me);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        thread::scope(|scope| {
+            let shell = scope.spawn(|| {
+                let mut node = a.join(&ring(0)).unwrap();
+                loop {
+                    if let Err(error) = node.next_with(Own::Later) {
+                        return error.to_string();
+                    }
+                }
+            });
+            let mut node = b.join(&ring(1)).unwrap();
+            let silence = Duration::from_secs(1);
+            let why = agree(
+                &mut node,
+                &Report::default(),
+                "t",
+                silence,
+                runtime.handle(),
+            );
+            let why = why.unwrap_err().to_string();
+            assert!(why.contains("said nothing for 1 seconds"), "{why}");
+            drop(node);
+            let why = shell.join().unwrap();
+            assert!(why.contains("said nothing"), "{why}");
+        });
+    }
 }

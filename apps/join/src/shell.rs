@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use datafusion::arrow::array::RecordBatch;
@@ -12,10 +13,15 @@ use weft_roundabout::Next;
 
 use crate::batches::Whole;
 use crate::tables;
-use crate::talk::{Ask, Loaded, OUTCOME, Outcome, PROGRESS, Table, VERSION};
-use crate::visit::{Meeting, Visited, random};
+use crate::talk::{Ask, Loaded, MIXED, OUTCOME, Outcome, PROGRESS, STALE, Table, VERSION};
+use crate::visit::{Meeting, Visited, distinct, random};
 
 pub use crate::visit::{Trouble, door_for, listeners};
+
+/// How often a query is asked whose loaded tables are replaced meanwhile.
+const TRIES: usize = 3;
+/// The time between two of them: another shell tells its workers to keep what they have loaded.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A query for a number of workers.
 pub struct Question {
@@ -76,14 +82,38 @@ pub fn stream(
     if question.workers.is_empty() {
         return Err(Trouble::Query("no workers".into()));
     }
+    distinct(&question.workers)?;
     let missing = tables::not_in_files(&question.sql, &question.tables);
-    let loaded = tables::find(&question.workers, question.patience, &missing)?;
+    let mut heard = false;
+    for _ in 1..TRIES {
+        let done = once(question, &missing, &mut |event| {
+            heard |= matches!(event, Event::Rows(_));
+            hear(event)
+        });
+        match done {
+            // A load was replaced between our look at it and the query: the next look finds the new one.
+            Err(Trouble::Query(why)) if !heard && (why.contains(STALE) || why.contains(MIXED)) => {
+                thread::sleep(PAUSE);
+            }
+            done => return done,
+        }
+    }
+    once(question, &missing, &mut hear)
+}
+
+/// Finds the loaded tables of the query, and runs it.
+fn once(
+    question: &Question,
+    missing: &[String],
+    hear: &mut dyn FnMut(Event) -> Result<(), Trouble>,
+) -> Result<Vec<Outcome>, Trouble> {
+    let loaded = tables::find(&question.workers, question.patience, missing)?;
     let listeners = listeners(&question.workers).map_err(|e| Trouble::Query(e.to_string()))?;
     let id = random()?;
     let (told, events) = mpsc::sync_channel(16);
     // No worker gets the question before all of them have been reached: they would wait for the missing one.
     let reached = Meeting::new(question.workers.len());
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for me in 0..question.workers.len() {
             let (told, reached, loaded) = (told.clone(), &reached, &loaded);
             let listener = door_for(&listeners, question.workers[me]);
@@ -119,6 +149,10 @@ pub fn stream(
                         if outcome.here || failed.is_none() {
                             failed = Some(why);
                         }
+                        // The others wait for the ring with this worker in vain.
+                        if let Some(why) = failed.take_if(|why| why.contains(STALE)) {
+                            return Err(Trouble::Query(why));
+                        }
                     }
                     outcomes[me] = outcome;
                 }
@@ -129,7 +163,7 @@ pub fn stream(
         }
         match (gone, failed) {
             (Some(trouble), _) => Err(trouble),
-            (None, Some(why)) => Err(Trouble::Query(tables::explain(why, &missing))),
+            (None, Some(why)) => Err(Trouble::Query(tables::explain(why, missing))),
             (None, None) => Ok(outcomes),
         }
     })

@@ -15,7 +15,7 @@ use crate::batches::guarded;
 use crate::exec::lock;
 use crate::index::Index;
 use crate::space::{Ledger, Space};
-use crate::talk::{Load, LoadId, Loaded, Part, Report};
+use crate::talk::{Load, LoadId, Loaded, Part, Report, STALE};
 
 /// Tables of a worker, at most.
 const TABLES: usize = 1024;
@@ -181,16 +181,15 @@ impl Store {
         tables.parts.remove(name)
     }
 
-    /// All parts, or those with these names.
+    /// All parts, or those with these names: each once, however often it is named.
     pub fn parts(&self, names: Option<&[String]>) -> Vec<Arc<TablePart>> {
         let tables = lock(&self.tables);
-        match names {
-            None => tables.parts.values().cloned().collect(),
-            Some(names) => names
-                .iter()
-                .filter_map(|name| tables.parts.get(name).cloned())
-                .collect(),
-        }
+        let Some(names) = names else {
+            return tables.parts.values().cloned().collect();
+        };
+        let names: BTreeSet<&String> = names.iter().collect();
+        let parts = names.into_iter().filter_map(|name| tables.parts.get(name));
+        parts.cloned().collect()
     }
 
     /// The part that a question expects at this position of the ring; `None` where it expects none.
@@ -221,7 +220,7 @@ impl Store {
         match held.filter(is_it) {
             Some(part) => Ok(Some(part)),
             None => refuse(format!(
-                "table {name}: this worker has not the part of it that the query was made for, for it was loaded anew or dropped meanwhile; run the query again"
+                "table {name}: this worker has not the part of it that the query was made for, for it was {STALE}; run the query again"
             )),
         }
     }
@@ -296,6 +295,7 @@ pub fn schema_from(text: &str) -> Result<SchemaRef> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::talk::Table;
     use datafusion::arrow::datatypes::{DataType, Field};
 
     #[test]
@@ -335,6 +335,28 @@ mod tests {
         drop((first, second));
         store.space().grow(100).unwrap();
         assert_eq!(store.report(&[], false).unwrap().used, 0);
+    }
+
+    #[test]
+    fn a_part_is_reported_once_however_often_it_is_named() {
+        let store = Store::new(1);
+        let order = Load {
+            id: [1; 16],
+            nodes: vec!["127.0.0.1:1".parse().unwrap()],
+            me: 0,
+            element: 4096,
+            table: Table {
+                name: "t".into(),
+                file: String::new(),
+            },
+            by: None,
+        };
+        let part = part_of(&order, Schema::empty().into(), Vec::new(), store.space());
+        store.keep(store.begin("t").unwrap(), Arc::new(part));
+        let names = ["t", "u", "t"].map(String::from);
+        assert_eq!(store.parts(Some(&names)).len(), 1);
+        assert_eq!(store.parts(None).len(), 1);
+        assert!(store.parts(Some(&[])).is_empty());
     }
 
     #[test]

@@ -17,10 +17,10 @@ use weft_roundabout::{Next, Own};
 use crate::batches::{Cut, Whole};
 use crate::sql::{STACK, check_depth};
 use crate::talk::{
-    GO_ON, Load, LoadId, Loaded, ORDER, OUTCOME, Order, Outcome, PROGRESS, Part, REPORTED, Report,
-    Table, VERSION, What,
+    GO_ON, Load, LoadId, Loaded, MIXED, ORDER, OUTCOME, Order, Outcome, PROGRESS, Part, REPORTED,
+    Report, Table, VERSION, What,
 };
-use crate::visit::{Meeting, Trouble, Visited, door_for, listeners, random};
+use crate::visit::{Meeting, Trouble, Visited, distinct, door_for, listeners, random};
 
 /// Bytes of a worker's report, at most.
 const LONGEST: usize = 64 << 20;
@@ -48,6 +48,7 @@ fn each<T: Send>(
     if workers.is_empty() {
         return Err(Trouble::Query("no workers".into()));
     }
+    distinct(workers)?;
     let listeners = listeners(workers).map_err(|e| Trouble::Query(e.to_string()))?;
     let (visit, listeners) = (&visit, &listeners);
     Ok(thread::scope(|scope| {
@@ -299,9 +300,13 @@ fn names(sql: &str) -> BTreeSet<String> {
             continue;
         };
         for table in tables {
-            if let TableReference::Bare { table } = table {
-                names.insert(table.to_string());
-            }
+            match table {
+                TableReference::Bare { table } => names.insert(table.to_string()),
+                TableReference::Partial { schema, table } if &*schema == "public" => {
+                    names.insert(table.to_string())
+                }
+                _ => false,
+            };
         }
     }
     names
@@ -342,9 +347,7 @@ pub fn whole(
     };
     let again = "load it again (weft join load)";
     if parts.iter().flatten().any(|part| part.load != one.load) {
-        return Err(format!(
-            "table {name}: the workers have parts of different loads; {again}"
-        ));
+        return Err(format!("table {name}: the workers have {MIXED}; {again}"));
     }
     let numbers: BTreeSet<u32> = parts.iter().flatten().map(|part| part.part).collect();
     if numbers.len() < parts.iter().flatten().count() {

@@ -8,7 +8,7 @@ use datafusion::error::{DataFusionError, Result};
 use serde::{Deserialize, Serialize};
 use weft_roundabout::{Next, Node, Own};
 
-use crate::batches::Cut;
+use crate::batches::{Cut, external};
 
 pub use weft_service::endpoint::port::JOIN as PORT;
 /// Version of these messages.
@@ -27,6 +27,10 @@ pub const REPORTED: u64 = 8;
 pub const GO_ON: u64 = 9;
 /// Bytes of a table's name, at most.
 pub const NAME: usize = 64;
+/// In errors about a loaded table that another load has replaced, or that was dropped: the shell asks again.
+pub const STALE: &str = "loaded anew or dropped meanwhile";
+/// The same in the shell's own error about parts that it found.
+pub const MIXED: &str = "parts of different loads";
 /// The interval of a worker's progress reports.
 pub const REPORT: Duration = Duration::from_millis(250);
 
@@ -37,6 +41,27 @@ pub struct Table {
     pub name: String,
     /// Path of a Parquet or CSV file, or of a folder of Parquet files.
     pub file: String,
+}
+
+/// The beginning of a question or an order, which all versions have.
+#[derive(Debug, Deserialize)]
+pub struct Versioned {
+    /// [`VERSION`] of the shell.
+    pub version: u32,
+}
+
+/// Checks the version of a question or an order, whose other fields another version can have in another form.
+///
+/// # Errors
+/// If it is no such message, or of another version.
+pub fn check_version(text: &[u8]) -> Result<()> {
+    let Versioned { version } = serde_json::from_slice(text).map_err(external)?;
+    if version == VERSION {
+        return Ok(());
+    }
+    Err(DataFusionError::Execution(format!(
+        "the shell speaks version {version}, this worker {VERSION}"
+    )))
 }
 
 /// The question to a worker.
@@ -187,8 +212,7 @@ pub struct Outcome {
 impl Outcome {
     /// Sends it as the last element of a turn.
     pub fn give(&self, node: &mut Node) -> Result<()> {
-        let external = |e| DataFusionError::External(Box::new(e));
-        let text = serde_json::to_vec(self).map_err(|e| DataFusionError::External(Box::new(e)))?;
+        let text = serde_json::to_vec(self).map_err(external)?;
         let mut text = Some(Cut::new(text, [OUTCOME, 0, 0, 0]));
         loop {
             let own = if text.is_some() { Own::Now } else { Own::Never };

@@ -1,5 +1,6 @@
 //! Visits of the shell at workers: a ring of two for each.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +28,20 @@ pub fn random() -> Result<[u8; 16], Trouble> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(|e| Trouble::Query(e.to_string()))?;
     Ok(id)
+}
+
+/// Checks that no worker is named twice: it would get two parts, and give rows twice.
+///
+/// # Errors
+/// If one is.
+pub fn distinct(workers: &[SocketAddr]) -> Result<(), Trouble> {
+    let mut seen = BTreeSet::new();
+    match workers.iter().find(|worker| !seen.insert(**worker)) {
+        Some(worker) => Err(Trouble::Query(format!(
+            "worker {worker} is named twice (-w)"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Where workers connect back to us: an address of each family that they have.

@@ -22,7 +22,7 @@ use crate::rule::RowsAt;
 use crate::session::context;
 use crate::sql::{STACK, query, register};
 use crate::store::Store;
-use crate::talk::{Ask, ORDER, PROGRESS, REPORT, VERSION};
+use crate::talk::{Ask, ORDER, PROGRESS, REPORT, check_version};
 
 /// The most queries at a time.
 const QUERIES: usize = 32;
@@ -180,15 +180,15 @@ fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<
     if user[0] == ORDER {
         return host.orders.answer(node, &bytes, check, runtime);
     }
-    let ask = serde_json::from_slice::<Ask>(&bytes).map_err(external)?;
-    if ask.version != VERSION {
-        let why = format!(
-            "the shell speaks version {}, this worker {VERSION}",
-            ask.version
-        );
-        node.give_up(&why);
-        return Err(DataFusionError::Execution(why));
-    }
+    let parsed = check_version(&bytes)
+        .and_then(|()| serde_json::from_slice::<Ask>(&bytes).map_err(external));
+    let ask = match parsed {
+        Ok(ask) => ask,
+        Err(why) => {
+            node.give_up(&why.to_string());
+            return Err(why);
+        }
+    };
     tracing::info!(
         "{}: node {} of {}: {}",
         ring.nodes[0],

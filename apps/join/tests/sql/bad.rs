@@ -363,7 +363,9 @@ fn questions_that_make_no_sense_are_refused() {
             r#"{{"version":{version},"id":{id},"nodes":[{nodes}],"me":{me},"element":{element},"sql":"SELECT 1","tables":[],"loaded":[]}}"#
         )
     };
-    let why = told(&ask(2, r#""127.0.0.1:1""#, 0, 4096));
+    // The message of that version.
+    let old = ask(2, r#""127.0.0.1:1""#, 0, 4096).replace(r#","loaded":[]"#, "");
+    let why = told(&old);
     assert!(
         why.contains("the shell speaks version 2, this worker 3"),
         "{why}"
