@@ -66,6 +66,10 @@ struct Receiver {
     left: AtomicU64,
 }
 
+/// Values of [`Word::WantData`]: what the sleeper waits for. All but 0 ask for a wake-up when there is data.
+const DATA: u64 = 1;
+const ANYTHING: u64 = 2;
+
 /// One side of a connection.
 ///
 /// Sending: [`room`](Self::room), [`push`](Self::push), [`push_ref`](Self::push_ref),
@@ -113,10 +117,16 @@ impl End {
 
     // ---- sending
 
-    /// Whether the peer has announced that it sleeps until there is something to receive. A hint, because it may just be waking up.
+    /// Whether the peer has announced that it sleeps until there is something to receive, and for nothing else. A hint, because it may just be waking up.
     #[inline]
     pub fn peer_sleeps(&self) -> bool {
-        self.theirs(Word::WantData).load(Relaxed) != 0
+        !matches!(self.theirs(Word::WantData).load(Relaxed), 0 | ANYTHING)
+    }
+
+    /// Something has been written into the peer's memory past the ring. True: it [dozes](Self::doze), and must be woken.
+    #[inline]
+    pub fn written(&self) -> bool {
+        self.theirs(Word::WantData).load(Relaxed) == ANYTHING && self.wakes(Word::WantData)
     }
 
     /// The payload that fits, as far as the peer's consumption is known. A multiple of 8.
@@ -462,7 +472,7 @@ impl End {
         }
         rx.asleep.store(true, Relaxed);
         let flag = self.mine(Word::WantData);
-        announce(flag, 1);
+        announce(flag, DATA);
         let at = rx.position.load(Relaxed);
         if rx.owed.load(Relaxed)
             || rx.kind.load(Relaxed) != NONE
@@ -473,6 +483,14 @@ impl End {
             return false;
         }
         true
+    }
+
+    /// The caller, who [sleeps](Self::sleep_on_data) next, looks for changes of its memory too: the peer is to wake it for what it [writes](Self::written).
+    /// A change just before this call wakes nobody, so the sleep has to be short.
+    pub fn doze(&self) {
+        // A flag that the peer has cleared stays so: a wake-up is under way.
+        let flag = self.mine(Word::WantData);
+        let _ = flag.compare_exchange(DATA, ANYTHING, Relaxed, Relaxed);
     }
 
     /// We are about to sleep until the peer has consumed more than up to `position`: sets our flag. Returns false when it has already, or when it aborted or wrote nonsense.

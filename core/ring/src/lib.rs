@@ -140,7 +140,7 @@ enum Word {
     Head,
     /// The state of this side's direction: [`end::OPEN`]...
     End,
-    /// Not 0: this side sleeps until there is data.
+    /// Not 0: this side sleeps until there is data; 2: or until something is written into its memory.
     WantData,
     /// Not 0: this side sleeps until its peer consumes.
     WantRoom,

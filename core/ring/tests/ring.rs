@@ -233,6 +233,27 @@ fn sleepers_are_woken_once() {
     assert!(!a.publish(), "awake again by itself");
 }
 
+#[test]
+fn writes_wake_who_dozes() {
+    let (a, b) = ends(RING);
+    assert!(!a.written(), "awake");
+    assert!(b.sleep_on_data());
+    assert!(a.peer_sleeps());
+    assert!(!a.written(), "it waits for data alone");
+    b.doze();
+    assert!(!a.peer_sleeps());
+    assert!(a.written());
+    assert!(!a.written(), "it was woken already");
+    b.doze();
+    assert!(!a.written(), "its wake-up is under way");
+    b.awake();
+    assert!(b.sleep_on_data());
+    b.doze();
+    push(&a, b"x");
+    assert!(a.publish(), "data wake it too");
+    assert!(!a.written());
+}
+
 fn take_all(end: &End) -> usize {
     let mut n = 0;
     while let Ok(Front::Bytes(left)) = end.front() {

@@ -262,7 +262,7 @@ impl Cq {
         if cq.empty.dozes() {
             // Most likely nothing has come since the last poll: the sleep is over at once if something has.
             cq.flush_deferred();
-            cq.sleep(Some(DOZE), &|| false);
+            cq.doze();
         }
         let n = cq.drive_and_pop(out)?;
         if n == 0 {
@@ -458,7 +458,7 @@ impl CqInner {
     /// A poll found nothing: the thread may sleep for a moment in place of the next one.
     fn make_way(&self) {
         if self.empty.add() && !self.empty.dozes() && self.empty.is_tired(self.is_in_memory()) {
-            self.sleep(Some(DOZE), &|| false);
+            self.doze();
         }
     }
 
@@ -770,6 +770,21 @@ impl CqInner {
     /// Block until a member's socket, or a completion made by another thread, or the time-out wakes us; or a signal's handler, then it
     /// returns true.
     fn sleep(&self, timeout: Option<Duration>, over: &impl Fn() -> bool) -> bool {
+        self.rest(timeout, over, |_| {})
+    }
+
+    /// Sleep for a moment between two polls.
+    fn doze(&self) {
+        self.rest(Some(DOZE), &|| false, |member| member.doze());
+    }
+
+    /// As [`CqInner::sleep`]; `fall_asleep` is called last for each member whose socket ends the sleep.
+    fn rest(
+        &self,
+        timeout: Option<Duration>,
+        over: &impl Fn() -> bool,
+        fall_asleep: fn(&dyn Member),
+    ) -> bool {
         let wake = self.wake();
         self.waiters.fetch_add(1, Ordering::SeqCst);
         if self.look_under_lock() || over() {
@@ -780,7 +795,7 @@ impl CqInner {
             Some(_) => timeout,
             None => Some(timeout.map_or(NAP, |timeout| timeout.min(NAP))),
         };
-        let woken = self.sleep_on_members(wake, timeout);
+        let woken = self.sleep_on_members(wake, timeout, fall_asleep);
         let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
         if let Some(wake) = wake.filter(|_| woken == Woken::ByKick) {
             if last {
@@ -796,7 +811,12 @@ impl CqInner {
     }
 
     /// Sleep until a member's socket, `wake` or the time-out ends it.
-    fn sleep_on_members(&self, wake: Option<&EventFd>, mut timeout: Option<Duration>) -> Woken {
+    fn sleep_on_members(
+        &self,
+        wake: Option<&EventFd>,
+        mut timeout: Option<Duration>,
+        fall_asleep: fn(&dyn Member),
+    ) -> Woken {
         let (members, ports) = (self.members(), self.ports());
         let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> = SmallVec::new();
         fds.extend(wake.map(|wake| (wake.as_fd(), Interest::READ)));
@@ -806,7 +826,10 @@ impl CqInner {
                 if Arc::clone(member).begin_wait() {
                     leased.push(member);
                     match member.wait_on() {
-                        Some((fd, Some(interest))) => fds.push((fd, interest)),
+                        Some((fd, Some(interest))) => {
+                            fall_asleep(&**member);
+                            fds.push((fd, interest));
+                        }
                         _ => timeout = Some(Duration::ZERO),
                     }
                 }
@@ -850,8 +873,42 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
-    use crate::Device;
+    use weft_mem::Access;
+
     use crate::ext::CqExt;
+    use crate::testing::{PATIENCE, connected};
+    use crate::{Device, SendWr, Wc};
+
+    /// A program that polls the queue looks for Writes in its memory as well: it does not sleep through them beside busy threads.
+    #[test]
+    fn a_write_ends_the_sleep_of_a_poller() {
+        let pair = connected(&Device::open().unwrap());
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let target = pair.far.pd.alloc_mr(64, access).unwrap();
+        let result = pair.near.pd.alloc_mr(8, access).unwrap();
+        let remote = target.remote(0);
+        for wr in [
+            SendWr::write(1, remote).inline(b"new"),
+            SendWr::write(2, remote).sge(result.whole()),
+            SendWr::fetch_add(3, remote, 1).sge(result.whole()),
+        ] {
+            let sleep = || {
+                let begun = Instant::now();
+                let cq = &pair.far.cq.0;
+                cq.rest(Some(PATIENCE), &|| false, |member| member.doze());
+                assert!(begun.elapsed() < PATIENCE, "not woken");
+            };
+            std::thread::scope(|scope| {
+                let sleeper = scope.spawn(sleep);
+                // The first may come before the sleep.
+                while !sleeper.is_finished() {
+                    pair.near.qp.post_send(std::slice::from_ref(&wr)).unwrap();
+                    std::thread::sleep(Duration::from_millis(20));
+                    pair.near.cq.poll(&mut [Wc::default(); 4]).unwrap();
+                }
+            });
+        }
+    }
 
     /// Of two sleeping threads, the one that runs first sleeps again at once: it must not consume the other's wake-up.
     #[test]

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use weft_sys::{Interest, poll_fds};
 
-use crate::{ConnParam, Cq, Device, Qp, QpInit};
+use crate::{ConnParam, Cq, Device, Pd, Qp, QpInit};
 
 /// Bound of every wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct End {
+    pub(crate) pd: Pd,
     pub(crate) cq: Cq,
     pub(crate) qp: Qp,
 }
@@ -28,7 +29,7 @@ pub(crate) fn connected(device: &Device) -> Pair {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(16, None).unwrap();
         let qp = pd.create_qp(&QpInit::new(&cq, &cq)).unwrap();
-        End { cq, qp }
+        End { pd, cq, qp }
     };
     let (near, far) = (end(), end());
     let mut param = ConnParam::default();

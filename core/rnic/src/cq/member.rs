@@ -26,6 +26,8 @@ pub(crate) trait Member: Send + Sync {
     fn begin_wait(self: Arc<Self>) -> bool;
     /// The descriptor to sleep on; `None` in place of an interest: the owner should look again first.
     fn wait_on(&self) -> Option<(BorrowedFd<'_>, Option<Interest>)>;
+    /// The owner polls between short sleeps, and may look for the peer's Writes in its memory: they end the sleep that begins now.
+    fn doze(&self) {}
     /// The owner is awake.
     fn end_wait(&self);
 }

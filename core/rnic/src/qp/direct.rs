@@ -38,6 +38,14 @@ impl QpInner {
         let Some(local) = link.local() else {
             return false;
         };
+        let moved = self.work_past_the_ring(core, local);
+        if moved {
+            local.written();
+        }
+        moved
+    }
+
+    fn work_past_the_ring(self: &Arc<Self>, core: &mut Core, local: &LocalLink) -> bool {
         let mut moved = false;
         loop {
             let Core {

@@ -134,6 +134,7 @@ impl QpInner {
         }
         drop(marked);
         local.flush();
+        local.written();
         let wanted = !wcs.is_empty() && !self.life.is_orphan();
         if wanted && !self.send_cq.push(&wcs, false) {
             self.fault(core, Fault::LocalCatastrophic);

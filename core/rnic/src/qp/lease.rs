@@ -141,6 +141,14 @@ impl QpInner {
         Some((connected.link.fd(), connected.link.watch(self.interest())))
     }
 
+    /// See [`Member::doze`](crate::cq::Member::doze).
+    pub(crate) fn doze(&self) {
+        let connected = self.peer.connected.get();
+        if let Some(local) = connected.and_then(|connected| connected.link.local()) {
+            local.doze();
+        }
+    }
+
     pub(crate) fn end_wait(&self) {
         self.owner.drive_seq.fetch_add(1, Ordering::Relaxed);
         self.wake.wake_up();

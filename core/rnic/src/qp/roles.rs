@@ -109,6 +109,9 @@ impl Member for QpInner {
     fn wait_on(&self) -> Option<(BorrowedFd<'_>, Option<Interest>)> {
         QpInner::wait_on(self)
     }
+    fn doze(&self) {
+        QpInner::doze(self);
+    }
     fn end_wait(&self) {
         QpInner::end_wait(self);
     }

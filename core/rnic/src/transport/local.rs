@@ -260,6 +260,18 @@ impl LocalLink {
         self.joint.end.peer_sleeps()
     }
 
+    /// One-sided operations have changed the peer's memory: wakes it if it looks for that.
+    pub(crate) fn written(&self) {
+        if self.joint.end.written() {
+            self.wake();
+        }
+    }
+
+    /// See [`End::doze`].
+    pub(crate) fn doze(&self) {
+        self.joint.end.doze();
+    }
+
     /// References that the peer has not pulled are out.
     pub(crate) fn lends(&self) -> bool {
         self.lent.load(Ordering::Relaxed) > 0
