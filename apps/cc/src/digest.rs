@@ -345,7 +345,10 @@ mod tests {
 
     #[test]
     fn other_clangs_stay_here() {
-        for good in ["Debian clang version 14.0.6", "clang version 14.0.0-1ubuntu1"] {
+        for good in [
+            "Debian clang version 14.0.6",
+            "clang version 14.0.0-1ubuntu1",
+        ] {
             is_exact(good).unwrap();
         }
         for bad in [

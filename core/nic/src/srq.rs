@@ -17,6 +17,7 @@ pub struct Srq(Arc<SrqInner>);
 
 struct SrqInner {
     srq: Handle<ibv_srq>,
+    max_sge: u32,
     pd: Pd,
 }
 
@@ -41,12 +42,18 @@ impl Pd {
         let destroy = move |srq| unsafe { (calls.ibv_destroy_srq)(srq) };
         Ok(Srq(Arc::new(SrqInner {
             srq: Handle::new(context.life(), &calling, Kind::Srq, srq, destroy),
+            max_sge,
             pd: self.clone(),
         })))
     }
 }
 
 impl Srq {
+    /// Pieces that a receive may have, as was asked for.
+    pub fn max_sge(&self) -> u32 {
+        self.0.max_sge
+    }
+
     pub(crate) fn context(&self) -> &Context {
         self.0.pd.context()
     }

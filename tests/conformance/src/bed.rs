@@ -1,16 +1,16 @@
 //! The environment of a scenario: two devices of one transport, and connected pairs of queue pairs between them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Instant;
 
 use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::tls::{Identity, Tls};
 use weft_verbs::{
-    Access, AsyncEvent, CompChannel, Cq, Device, DeviceBuilder, LinkOptions, LocalMode, Mr, Pd, Qp,
-    QpInit, RawMemory, RecvWr, Rnr, RocePort, SendWr, SimFaults, SimNet, Srq, Transport, Wc,
-    WcOpcode, WcStatus,
+    Access, AsyncEvent, CompChannel, Device, DeviceBuilder, LinkOptions, LocalMode, Pd, Qp, QpInit,
+    RawMemory, RecvWr, Rnr, RocePort, SendWr, SimFaults, SimNet, Transport, Wc, WcOpcode, WcStatus,
 };
 
+pub use crate::checks::{assert_bytes, assert_none, take};
+pub use crate::objects::{Cq, Mr, Srq};
 use crate::roce::{self, AnyListener, AnyQp, Door};
 pub use crate::waits::{PATIENCE, until};
 
@@ -131,6 +131,29 @@ impl Setup {
         self
     }
 }
+
+pub(crate) const SIZES: [usize; 20] = [
+    0,
+    1,
+    2,
+    3,
+    5,
+    63,
+    255,
+    256,
+    257,
+    1461,
+    4095,
+    16_385,
+    65_514,
+    65_518,
+    65_519,
+    65_535,
+    65_536,
+    65_537,
+    1 << 20,
+    (3 << 20) - 1,
+];
 
 /// Two devices that reach each other.
 pub struct Bed {
@@ -266,6 +289,16 @@ impl Bed {
             .expect("a device")
     }
 
+    /// Elements of a request, at most, in the scenarios.
+    pub fn max_sge(&self) -> u32 {
+        Half::default().max_sge
+    }
+
+    /// A completion queue of the responders' device.
+    pub fn cq(&self, depth: u32) -> Cq {
+        self.b.create_cq(depth, None).expect("a CQ")
+    }
+
     /// Any free port of the loopback.
     pub fn any_addr(&self) -> SocketAddr {
         let ip = match self.setup.carrier {
@@ -294,30 +327,8 @@ impl Bed {
 
     /// Message lengths to try: none, one, odd, around 64 KiB, several MiB.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        [
-            0,
-            1,
-            2,
-            3,
-            5,
-            63,
-            255,
-            256,
-            257,
-            1461,
-            4095,
-            16_385,
-            65_514,
-            65_518,
-            65_519,
-            65_535,
-            65_536,
-            65_537,
-            1 << 20,
-            (3 << 20) - 1,
-        ]
-        .into_iter()
-        .filter(|size| *size <= self.setup.largest)
+        let sizes = SIZES.into_iter();
+        sizes.filter(|size| *size <= self.setup.largest)
     }
 
     pub fn end(&self, device: &Device, half: &Half) -> End {
@@ -524,6 +535,11 @@ impl End {
         mr
     }
 
+    /// Inline bytes of a request where so many were asked for.
+    pub fn max_inline(&self, asked: u32) -> u32 {
+        asked
+    }
+
     pub fn post(&self, wr: SendWr) {
         self.qp.post_send_one(wr).expect("post");
     }
@@ -551,36 +567,17 @@ impl End {
         take(&self.rcq, 1)[0]
     }
 
+    /// Asserts that the device's next asynchronous event is this one.
+    pub fn tells(&self, is_it: impl FnOnce(&AsyncEvent) -> bool) {
+        let event = self.event();
+        assert!(is_it(&event), "{event:?}");
+    }
+
     /// The device's next asynchronous event.
     pub fn event(&self) -> AsyncEvent {
         let event = self.device.get_async_event(Some(PATIENCE));
         event.expect("an asynchronous event in time")
     }
-}
-
-/// Waits for this many completions.
-pub fn take(cq: &Cq, count: usize) -> Vec<Wc> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut all = Vec::with_capacity(count);
-    while all.len() < count {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut out = vec![Wc::default(); count - all.len()];
-        let n = cq.wait(&mut out, Some(left)).expect("no overrun");
-        assert!(
-            n > 0,
-            "{} of {count} completions in time: {all:?}",
-            all.len()
-        );
-        all.extend_from_slice(&out[..n]);
-    }
-    all
-}
-
-/// Asserts that the queue is empty now. Completions may still arrive: use it where an order of events excludes that.
-pub fn assert_none(cq: &Cq) {
-    let mut out = [Wc::default(); 1];
-    let n = cq.poll(&mut out).expect("no overrun");
-    assert_eq!(n, 0, "unexpected {:?}", out[0]);
 }
 
 /// Asserts success of this request and operation.
@@ -603,20 +600,6 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
             (x >> 32) as u8
         })
         .collect()
-}
-
-/// Asserts that region and bytes agree. Reports the place of a difference rather than megabytes of data.
-pub fn assert_bytes(mr: &Mr, off: usize, want: &[u8], what: &str) {
-    let got = mr.to_vec(off, want.len()).expect("within the region");
-    if let Some(at) = (0..want.len()).find(|i| got[*i] != want[*i]) {
-        let differ = (0..want.len()).filter(|i| got[*i] != want[*i]).count();
-        panic!(
-            "{what}: byte {at} of {} is {:#04x}, not {:#04x}; {differ} differ",
-            want.len(),
-            got[at],
-            want[at]
-        );
-    }
 }
 
 /// A seeded random generator.

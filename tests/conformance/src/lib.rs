@@ -11,7 +11,13 @@
 //! [`twin`]s are peers that follow the rules while their process dies, stops, or has other namespaces.
 #![forbid(unsafe_code)]
 
+pub mod any;
+/// Those of the soft RNIC.
+mod objects {
+    pub use weft_verbs::{Cq, Mr, Srq};
+}
 pub mod bed;
+mod checks;
 pub mod flood;
 pub mod gauge;
 pub mod local;

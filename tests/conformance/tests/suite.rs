@@ -100,7 +100,7 @@ fn faults(max_segment: u32, max_delay: u32) -> SimFaults {
 }
 
 on_every_setup!({
-    send_recv: with_immediate, every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
+    send_recv: with_immediate, too_long_with_immediate, every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
         unsignaled, all_signaled, message_too_long, no_receive, refused_posts;
     write_read: write_every_size, read_every_size, responder_reads_and_writes, read_and_write_lists,
         write_with_immediate, write_then_read, fence, read_depth_of_one, read_depths_differ, mixed_order,
@@ -108,7 +108,8 @@ on_every_setup!({
     atomics: each_operation, concurrent, refused;
     windows: bind_and_use, zero_based, rights, local_invalidate, send_with_invalidate, send_with_invalidate_refused,
         other_queue_pair, refused_binds, local_invalidate_refused, many_binds, bind_then_send_in_one_post, region_in_use;
-    srq: resized, shared_by_several, shared_concurrently, limit_event, refused_posts, one_member_ends;
+    srq: shared_by_several, shared_concurrently, refused_posts, one_member_ends;
+    srq_limits: resized, limit_event;
     rnr: answers_pass_a_long_message, one_by_one, much, limited, answers_do_not_wait, requests_wait, posted_by_another_thread, shared_queue, ends,
         sleeps_beside_it;
     cq: resized, wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,
@@ -188,7 +189,7 @@ macro_rules! on_confirmed_setups {
 on_confirmed_setups!({
     confirmed: receive_of_no_use, sends, writes, refused, unsignaled, peer_goes, peer_leaves, depths,
         reads_beside_a_peer_without;
-    send_recv: with_immediate, every_size, both_ways, scatter_gather, inline_is_taken_at_once, in_order, unsignaled,
+    send_recv: with_immediate, too_long_with_immediate, every_size, both_ways, scatter_gather, inline_is_taken_at_once, in_order, unsignaled,
         all_signaled, message_too_long, no_receive, refused_posts;
     write_read: write_every_size, read_every_size, responder_reads_and_writes, write_with_immediate, write_then_read, fence,
         read_depth_of_one, mixed_order, target_is_asleep, target_watches_memory, refused_access;
@@ -222,7 +223,7 @@ macro_rules! on_roce {
 }
 
 on_roce!({
-    send_recv: with_immediate, every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
+    send_recv: with_immediate, too_long_with_immediate, every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
         unsignaled, all_signaled, message_too_long, no_receive, refused_posts;
     write_read: write_every_size, read_every_size, responder_reads_and_writes, read_and_write_lists,
         write_with_immediate, write_then_read, fence, read_depth_of_one, read_depths_differ, mixed_order,
@@ -230,7 +231,8 @@ on_roce!({
     atomics: each_operation, concurrent, refused;
     windows: bind_and_use, zero_based, rights, local_invalidate, send_with_invalidate, send_with_invalidate_refused,
         other_queue_pair, refused_binds, local_invalidate_refused, many_binds, bind_then_send_in_one_post, region_in_use;
-    srq: resized, shared_by_several, shared_concurrently, limit_event, refused_posts, one_member_ends;
+    srq: shared_by_several, shared_concurrently, refused_posts, one_member_ends;
+    srq_limits: resized, limit_event;
     rnr: answers_pass_a_long_message, one_by_one, much, posted_by_another_thread, shared_queue;
     cq: resized, wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,
         overrun, filled_to_the_brim, shared_by_many;
@@ -312,7 +314,7 @@ macro_rules! by_four_threads_on_roce {
 }
 
 by_four_threads_on_roce!({
-    send_recv: with_immediate, every_size, both_ways, scatter_gather, in_order, unsignaled, message_too_long, no_receive, refused_posts;
+    send_recv: with_immediate, too_long_with_immediate, every_size, both_ways, scatter_gather, in_order, unsignaled, message_too_long, no_receive, refused_posts;
     write_read: write_every_size, read_every_size, read_and_write_lists, write_with_immediate, write_then_read, fence, read_depth_of_one,
         read_depths_differ, mixed_order, target_is_asleep, target_watches_memory, bad_local_list;
     atomics: each_operation, concurrent, refused;
@@ -330,14 +332,15 @@ by_four_threads_on_roce!({
 
 // Without the scenarios that read the asynchronous events of a whole device, which include those of the other threads.
 by_four_threads!({
-    send_recv: with_immediate, every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
+    send_recv: with_immediate, too_long_with_immediate, every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
         unsignaled, all_signaled, message_too_long, no_receive, refused_posts;
     write_read: write_every_size, read_every_size, responder_reads_and_writes, read_and_write_lists,
         write_with_immediate, write_then_read, fence, read_depth_of_one, read_depths_differ, mixed_order,
         target_is_asleep, target_watches_memory, zero_length_needs_no_key, bad_local_list;
     atomics: each_operation, concurrent, refused;
     windows: bind_and_use, zero_based, rights, local_invalidate, send_with_invalidate, other_queue_pair, refused_binds, local_invalidate_refused, many_binds, bind_then_send_in_one_post, region_in_use;
-    srq: resized, shared_by_several, shared_concurrently, refused_posts, one_member_ends;
+    srq: shared_by_several, shared_concurrently, refused_posts, one_member_ends;
+    srq_limits: resized;
     rnr: answers_pass_a_long_message, one_by_one, much, limited, answers_do_not_wait, requests_wait, posted_by_another_thread, shared_queue, ends,
         sleeps_beside_it;
     cq: wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,

@@ -114,9 +114,26 @@ pub(super) fn op(op: SendOp) -> Result<Op<'static>, PostReason> {
     })
 }
 
+/// Checks what drivers answer with one error number. Returns how many bytes the list has.
+pub(super) fn check_list(sges: &[Sge], max: u32) -> Result<u32, PostReason> {
+    let asked = sges.len() as u32;
+    if asked > max {
+        return Err(PostReason::TooManySges { asked, max });
+    }
+    let mut lens = sges.iter().map(|sge| sge.len);
+    lens.try_fold(0, u32::checked_add).ok_or(PostReason::Length)
+}
+
+/// A list without its empty elements: some adapters take a length of 0 for 2^31, and the kernel's siw reads past the list (ADR 6). One is left
+/// if all are empty, because siw refuses a receive without elements.
 pub(super) fn named(sges: &[Sge]) -> SmallVec<[Named; 4]> {
     let named = |sge: &Sge| Named::new(sge.addr, sge.len, sge.lkey);
-    sges.iter().map(named).collect()
+    let filled = sges.iter().filter(|sge| sge.len > 0).map(named);
+    let mut list: SmallVec<[Named; 4]> = filled.collect();
+    if list.is_empty() {
+        list.extend(sges.first().map(named));
+    }
+    list
 }
 
 pub(super) fn wc(wc: &weft_nic::Wc) -> Wc {

@@ -157,6 +157,7 @@ impl Rnic {
                 device: context.name().to_owned(),
                 max_wr: limits.max_wr,
                 max_sge: limits.max_sge,
+                max_sge_rd: info.map_or(1, |info| info.max_sge_rd.max(1)),
             },
             reads: limits.max_rd_atomic.clamp(1, 16) as u8,
             attr: DeviceAttr {

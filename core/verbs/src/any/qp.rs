@@ -12,7 +12,9 @@ use super::srq::Srq;
 use super::{Either, TWO_DEVICES, convert};
 use crate::ext::lock;
 use crate::tls::{TlsError, TlsInfo};
-use crate::{EndReason, Error, LimitReached, Path, PostError, PostReason, QpState, RecvWr, SendWr};
+use crate::{
+    EndReason, Error, LimitReached, Path, PostError, PostReason, QpState, RecvWr, SendOp, SendWr,
+};
 
 /// As [`crate::QpInit`].
 #[derive(Clone)]
@@ -108,6 +110,9 @@ impl QpInit {
             connection: OnceLock::new(),
             hook: Mutex::default(),
             device: most.device.clone(),
+            max_sge: self.max_sge,
+            max_sge_rd: self.max_sge.min(most.max_sge_rd),
+            uses_srq: srq.is_some(),
             qp,
         }))))
     }
@@ -119,6 +124,8 @@ pub(super) struct Limits {
     pub(super) device: String,
     pub(super) max_wr: u32,
     pub(super) max_sge: u32,
+    /// Elements of a Read: iWARP has one.
+    pub(super) max_sge_rd: u32,
 }
 
 pub(super) struct Soft {
@@ -132,6 +139,9 @@ pub(super) struct Rnic {
     /// That of [`Qp::on_end`], until there is a connection.
     hook: Mutex<Option<Hook>>,
     device: String,
+    max_sge: u32,
+    max_sge_rd: u32,
+    uses_srq: bool,
     qp: weft_nic::Qp,
 }
 
@@ -364,8 +374,22 @@ impl Rnic {
         if wr.srq.is_some() {
             return Err(PostReason::Unsupported);
         }
+        // Drivers have one error number for all of this.
+        let is_read = matches!(wr.op, SendOp::Read { .. });
+        let is_atomic = matches!(wr.op, SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. });
+        let max = if is_read {
+            self.max_sge_rd
+        } else {
+            self.max_sge
+        };
+        let listed = convert::check_list(&wr.sges, max)?;
+        if is_atomic && listed != 8 {
+            return Err(PostReason::Length);
+        }
         let data = match &wr.inline {
-            Some(_) if !wr.sges.is_empty() => return Err(PostReason::Inline),
+            Some(_) if is_read || is_atomic || !wr.sges.is_empty() => {
+                return Err(PostReason::Inline);
+            }
             Some(bytes) if bytes.len() > self.qp.max_inline() as usize => {
                 return Err(PostReason::InlineTooLong {
                     asked: bytes.len() as u32,
@@ -386,6 +410,10 @@ impl Rnic {
     }
 
     fn post_recv(&self, wr: &RecvWr) -> Result<(), PostReason> {
+        if self.uses_srq {
+            return Err(PostReason::UsesSrq);
+        }
+        convert::check_list(&wr.sges, self.max_sge)?;
         let posted = self.qp.post_recv_named(wr.id, &convert::named(&wr.sges));
         posted.map_err(|e| convert::post_reason(&e))
     }

@@ -39,6 +39,7 @@ impl Srq {
         match &self.0 {
             Either::Soft(srq) => srq.post_recv(wrs),
             Either::Rnic(srq) => each(wrs, |wr| {
+                convert::check_list(&wr.sges, srq.max_sge())?;
                 let posted = srq.post_recv_named(wr.id, &convert::named(&wr.sges));
                 posted.map_err(|e| convert::post_reason(&e))
             }),

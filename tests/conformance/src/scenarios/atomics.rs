@@ -2,7 +2,7 @@
 
 use weft_verbs::{PostReason, SendWr, WcOpcode, WcStatus};
 
-use crate::bed::{ALL, Bed, Half, assert_bytes, assert_ok, take};
+use super::bed::{ALL, Bed, Half, assert_bytes, assert_ok, take};
 use crate::need;
 
 /// Each operation returns the old value and stores the new one.
@@ -11,7 +11,7 @@ pub fn each_operation(bed: &Bed) {
     let (a, b) = bed.pair();
     let (old, word) = (a.mr(16), b.mr(24));
     let target = word.remote(8);
-    word.store_u64(8, u64::MAX - 1).unwrap();
+    word.write(8, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     let wc = a.run(SendWr::fetch_add(1, target, 5).sge(old.sge(8, 8)));
     assert_ok(&wc, 1, WcOpcode::FetchAdd, 8);
     assert_eq!(old.load_u64(8).unwrap(), u64::MAX - 1);

@@ -1,8 +1,9 @@
 //! Sends and receives: data, lengths, lists, inline data, order.
 
-use weft_verbs::{Mr, PostReason, RecvWr, SendWr, Sge, WcOpcode, WcStatus};
+use weft_verbs::{PostReason, RecvWr, SendWr, Sge, WcOpcode, WcStatus};
 
-use crate::bed::{Bed, Half, assert_bytes, assert_none, assert_ok, pattern, take};
+use super::bed::{Bed, Half, Mr, assert_bytes, assert_none, assert_ok, pattern, take, until};
+use crate::need;
 
 /// Messages of every length arrive whole, and no byte beyond them changes.
 pub fn every_size(bed: &Bed) {
@@ -69,7 +70,8 @@ pub fn scatter_gather(bed: &Bed) {
     ];
     for (i, (from, to)) in cuts.iter().enumerate() {
         let (id, total) = (i as u64, from.iter().sum());
-        if total > bed.setup.largest {
+        let elements = from.len().max(to.len());
+        if total > bed.setup.largest || elements > bed.max_sge() as usize {
             continue;
         }
         let data = pattern(id, total);
@@ -129,15 +131,17 @@ pub fn inline_is_taken_at_once(bed: &Bed) {
     let (a, b) = bed.pair();
     let dst = b.mr(256 * 64);
     let mut data = vec![0; 256];
+    let most = a.max_inline(256) as usize;
+    let len = |i: usize| (i * 4).min(most);
     for i in 0..64usize {
         b.post_recv(RecvWr::new(i as u64).sge(dst.sge(i * 256, 256)));
         data.fill(i as u8);
-        a.post(SendWr::send(i as u64).inline(&data[..i * 4]));
+        a.post(SendWr::send(i as u64).inline(&data[..len(i)]));
         data.fill(0xff);
     }
     for (i, wc) in take(&b.rcq, 64).iter().enumerate() {
-        assert_ok(wc, i as u64, WcOpcode::Recv, i * 4);
-        assert_bytes(&dst, i * 256, &vec![i as u8; i * 4], "inline data");
+        assert_ok(wc, i as u64, WcOpcode::Recv, len(i));
+        assert_bytes(&dst, i * 256, &vec![i as u8; len(i)], "inline data");
     }
     assert_none(&a.scq);
 }
@@ -218,7 +222,7 @@ pub fn message_too_long(bed: &Bed) {
     assert_bytes(&dst, 8, &[0x11; 56], "beyond the receive");
     // The transport had the send before the peer's error, or the send was flushed or blamed: one completion in each case.
     assert_eq!(a.sent().wr_id, 1);
-    crate::bed::until("the sender's end", || {
+    until("the sender's end", || {
         a.qp.state() == weft_verbs::QpState::Error
     });
 }
@@ -233,7 +237,7 @@ pub fn no_receive(bed: &Bed) {
         return assert_none(&b.rcq);
     }
     for end in [&a, &b] {
-        crate::bed::until("both ends", || end.qp.state() == weft_verbs::QpState::Error);
+        until("both ends", || end.qp.state() == weft_verbs::QpState::Error);
     }
     assert_none(&b.rcq);
 }
@@ -256,9 +260,14 @@ pub fn refused_posts(bed: &Bed) {
         reason(SendWr::send(0).sges(&[sge; 3])),
         PostReason::TooManySges { asked: 3, max: 2 }
     );
+    let max = a.max_inline(16);
+    let long = vec![0; max as usize + 1];
     assert_eq!(
-        reason(SendWr::send(0).inline(&[0; 17])),
-        PostReason::InlineTooLong { asked: 17, max: 16 }
+        reason(SendWr::send(0).inline(&long)),
+        PostReason::InlineTooLong {
+            asked: max + 1,
+            max
+        }
     );
     assert_eq!(
         reason(SendWr::send(0).inline(&[0; 4]).sge(sge)),
@@ -325,6 +334,7 @@ pub fn refused_posts(bed: &Bed) {
 
 /// A Send with immediate data consumes one receive, which gets both; other messages are unaffected.
 pub fn with_immediate(bed: &Bed) {
+    need!(bed, immediate);
     let (a, b) = bed.talking_pair();
     for (near, far) in [(&a, &b), (&b, &a)] {
         for size in bed.sizes().filter(|size| *size > 0) {
@@ -376,6 +386,12 @@ pub fn with_immediate(bed: &Bed) {
         assert_ok(&wc, 6, WcOpcode::Recv, 0);
         assert_eq!(wc.imm, Some(8));
     }
+}
+
+/// A Send with immediate data that is longer than its receive ends the stream.
+pub fn too_long_with_immediate(bed: &Bed) {
+    need!(bed, immediate);
+    let (a, b) = bed.talking_pair();
     b.post_recv(RecvWr::new(1).sge(b.mr(16).sge(0, 4)));
     a.post(SendWr::send_imm(1, 1).inline(b"longer"));
     assert_eq!(b.received().status, WcStatus::LocLenErr);

@@ -1,19 +1,18 @@
 //! Shared receive queues.
 
-use weft_verbs::{AsyncEvent, Error, PostReason, QpState, RecvWr, SendWr, Srq, WcOpcode, WcStatus};
+use weft_verbs::{PostReason, QpState, RecvWr, SendWr, WcOpcode, WcStatus};
 
-use crate::bed::{Bed, End, Half, assert_bytes, assert_none, assert_ok, take, until};
+use super::bed::{Bed, End, Half, Srq, assert_bytes, assert_none, assert_ok, take, until};
 use crate::need;
 
 /// `n` pairs whose responders share a receive queue, a protection domain and completion queues.
-fn pairs(bed: &Bed, n: usize, max_wr: u32) -> (Srq, Vec<(End, End)>) {
+pub(super) fn pairs(bed: &Bed, n: usize, max_wr: u32) -> (Srq, Vec<(End, End)>) {
     let pd = bed.b.alloc_pd().unwrap();
     let srq = pd.create_srq(max_wr, 2).unwrap();
-    let cq = || bed.b.create_cq(1024, None).unwrap();
     let half = Half {
         pd: Some(pd),
         srq: Some(srq.clone()),
-        cqs: Some((cq(), cq())),
+        cqs: Some((bed.cq(1024), bed.cq(1024))),
         ..Half::default()
     };
     let listener = bed.listener(8);
@@ -72,41 +71,12 @@ pub fn shared_concurrently(bed: &Bed) {
     });
 }
 
-/// The armed limit raises one event, when fewer receives are left.
-pub fn limit_event(bed: &Bed) {
-    need!(bed, srq);
-    let (srq, pairs) = pairs(bed, 2, 64);
-    let wrs: Vec<_> = (0..10).map(RecvWr::new).collect();
-    srq.post_recv(&wrs).unwrap();
-    srq.arm_limit(5);
-    let none = || bed.b.get_async_event(Some(std::time::Duration::ZERO));
-    for i in 0..10 {
-        let (a, b) = &pairs[i % 2];
-        a.run(SendWr::send(1));
-        b.received();
-        let left = 9 - i;
-        if left == 4 {
-            let srq_num = srq.num();
-            assert_eq!(b.event(), AsyncEvent::SrqLimitReached { srq_num });
-        }
-        assert_eq!(none(), None, "{left} left");
-    }
-    // Armed again, it raises another event.
-    srq.post_recv(&wrs[..2]).unwrap();
-    srq.arm_limit(2);
-    let (a, b) = &pairs[0];
-    a.run(SendWr::send(1));
-    b.received();
-    let srq_num = srq.num();
-    assert_eq!(b.event(), AsyncEvent::SrqLimitReached { srq_num });
-}
-
 /// A full queue, and too many elements, are refused; earlier receives are accepted.
 pub fn refused_posts(bed: &Bed) {
     need!(bed, srq);
     let pd = bed.b.alloc_pd().unwrap();
     let srq = pd.create_srq(4, 1).unwrap();
-    let mr = pd.alloc_mr(8, crate::bed::ALL).unwrap();
+    let mr = pd.alloc_mr(8, super::bed::ALL).unwrap();
     let wrs: Vec<_> = (0..5).map(RecvWr::new).collect();
     let error = srq.post_recv(&wrs).unwrap_err();
     assert_eq!((error.index, error.reason), (4, PostReason::Full));
@@ -117,31 +87,6 @@ pub fn refused_posts(bed: &Bed) {
         (error.index, error.reason),
         (1, PostReason::TooManySges { asked: 2, max: 1 })
     );
-}
-
-/// A queue can be made longer and shorter, but not shorter than what is posted.
-pub fn resized(bed: &Bed) {
-    need!(bed, srq);
-    let (srq, pairs) = pairs(bed, 1, 4);
-    let (a, b) = &pairs[0];
-    assert_eq!((srq.max_wr(), srq.max_sge(), srq.limit()), (4, 2, 0));
-    let wrs: Vec<_> = (0..6).map(RecvWr::new).collect();
-    assert_eq!(srq.post_recv(&wrs).unwrap_err().index, 4);
-    srq.resize(6).unwrap();
-    srq.post_recv(&wrs[4..]).unwrap();
-    assert!(matches!(srq.resize(5), Err(Error::Invalid(_))));
-    let most = bed.b.attr().limits.max_wr;
-    assert!(matches!(srq.resize(most + 1), Err(Error::Limit(_))));
-    assert_eq!(srq.max_wr(), 6);
-    srq.arm_limit(3);
-    assert_eq!(srq.limit(), 3);
-    for id in 0..6 {
-        a.run(SendWr::send(1));
-        assert_ok(&b.received(), id, WcOpcode::Recv, 0);
-    }
-    assert_eq!(srq.limit(), 0, "it was reached");
-    srq.resize(1).unwrap();
-    assert_eq!(srq.post_recv(&wrs).unwrap_err().index, 1);
 }
 
 /// A queue pair that ends takes only the receive of a message in progress; the others continue. An empty queue ends the queue pair whose message finds it

@@ -2,7 +2,7 @@
 
 use weft_verbs::{Access, RecvWr, SendWr, WcOpcode, WcStatus};
 
-use crate::bed::{Bed, Half, PATIENCE, assert_bytes, assert_none, assert_ok, pattern, take, until};
+use super::bed::{Bed, End, Half, assert_bytes, assert_none, assert_ok, pattern, take, until};
 use crate::need;
 
 /// Writes of every length land at their place, change no byte around it, and make no completion at the target.
@@ -173,7 +173,7 @@ pub fn read_depths_differ(bed: &Bed) {
     many_reads(&b, &a);
 }
 
-fn many_reads(a: &crate::bed::End, b: &crate::bed::End) {
+fn many_reads(a: &End, b: &End) {
     let (ma, mb) = (a.mr(100 * 64), b.mr(100 * 64));
     let data = pattern(5, 6400);
     mb.write(0, &data).unwrap();
@@ -284,18 +284,14 @@ pub fn refused_access(bed: &Bed) {
         }
         let flushed = b.received();
         assert_eq!((flushed.wr_id, flushed.status), (70, WcStatus::WrFlushErr));
-        let event = b.device.get_async_event(Some(PATIENCE));
-        assert!(
-            matches!(event, Some(weft_verbs::AsyncEvent::QpAccessErr { qp_num, reason })
-                if qp_num == b.qp.num() && reason != 0),
-            "{event:?}"
-        );
-        let event = a.device.get_async_event(Some(PATIENCE));
-        assert!(
-            matches!(event, Some(weft_verbs::AsyncEvent::QpFatal { qp_num, reason })
-                if qp_num == a.qp.num() && (reason != 0 || bed.is_roce())),
-            "{event:?}"
-        );
+        b.tells(|event| {
+            matches!(event, weft_verbs::AsyncEvent::QpAccessErr { qp_num, reason }
+                if *qp_num == b.qp.num() && *reason != 0)
+        });
+        a.tells(|event| {
+            matches!(event, weft_verbs::AsyncEvent::QpFatal { qp_num, reason }
+                if *qp_num == a.qp.num() && (*reason != 0 || bed.is_roce()))
+        });
         assert_bytes(&dst, 0, &[2; 64], "the target's memory");
         assert_bytes(&src, 0, &[1; 64], "our memory");
     }
