@@ -55,7 +55,7 @@ pub fn parse(header: [u8; HEADER], ready: usize) -> Option<(usize, u32)> {
 }
 
 /// Source and destination of datagrams. IPv4 addresses of IPv6 sockets count as IPv4.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
     /// The sender's address.
     pub from: SocketAddr,
@@ -85,6 +85,20 @@ impl Route {
             from: canonical(from),
             to: canonical(to),
         }
+    }
+
+    /// Returns true if they may belong to two hosts.
+    #[must_use]
+    pub fn may_be_remote(&self) -> bool {
+        let (from, to) = (self.from.ip(), self.to.ip());
+        is_unicast(from)
+            && is_unicast(to)
+            && !from.is_loopback()
+            && !to.is_loopback()
+            && from != to
+            && from.is_ipv4() == to.is_ipv4()
+            && self.from.port() != 0
+            && self.to.port() != 0
     }
 
     /// Returns true if both can belong to one host: a host that sends to one of its own addresses sends from the same one, or one of the two is a loopback

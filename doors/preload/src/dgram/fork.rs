@@ -8,14 +8,16 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
-use super::{Dgram, POOL, Pool};
+use super::{Dgram, POOL, Pool, frames};
 use crate::private::Held;
 use crate::table::{Entry, each_socket, put};
 use crate::{kernel, ledger, signal};
 
+type Both = (Option<Held<frames::Process>>, Option<Held<Pool>>);
+
 thread_local! {
     /// Held from before a fork until after it.
-    static HELD: Cell<Option<Held<Pool>>> = const { Cell::new(None) };
+    static HELD: Cell<Option<Both>> = const { Cell::new(None) };
 }
 
 pub(crate) fn before() {
@@ -25,7 +27,9 @@ pub(crate) fn before() {
             ledger::datagrams_stay(Why::Forked);
         }
     });
-    let _ = HELD.try_with(|held| held.set(POOL.lock_once()));
+    // In this order: a lock of frames is taken by threads that hold none of the pool.
+    let both = (frames::before_fork(), POOL.lock_once());
+    let _ = HELD.try_with(|held| held.set(Some(both)));
 }
 
 pub(crate) fn in_parent() {
@@ -33,7 +37,10 @@ pub(crate) fn in_parent() {
 }
 
 pub(crate) fn in_child() {
-    let _ = HELD.try_with(Cell::take);
+    if let Ok(Some((process, pool))) = HELD.try_with(Cell::take) {
+        drop(pool);
+        frames::in_child(process);
+    }
     let mut fresh: Vec<(&'static Dgram, &'static Dgram)> = Vec::new();
     each_socket(|fd, old: &'static Dgram| {
         let known = fresh.iter().find(|(of, _)| std::ptr::eq(*of, old));
@@ -43,6 +50,8 @@ pub(crate) fn in_child() {
                 new.refs.store(0, Relaxed);
                 new.deaf.store(true, Relaxed);
                 new.plain.store(old.plain.load(Relaxed), Relaxed);
+                new.frameless.store(old.frameless.load(Relaxed), Relaxed);
+                new.msn.store(old.msn.load(Relaxed), Relaxed);
                 old.abandon();
                 new
             },
@@ -87,7 +96,9 @@ pub(crate) fn at_end() {
 /// Another program may get our sockets.
 pub(crate) fn before_exec() {
     each_socket(|number, d: &'static Dgram| {
-        if !d.is_plain() && !kernel::closes_on_exec(number) {
+        let is_ours = !d.is_plain() || d.told.load(Relaxed) != 0;
+        if is_ours && !kernel::closes_on_exec(number) {
+            frames::hand_over(number, d);
             d.plain(Why::Exec);
         }
     });

@@ -10,10 +10,11 @@ use libc::{
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 
+use super::addr::To;
 use super::rings::Out;
 use super::rx::{receive, receive_many};
-use super::tx::{To, has_ring, transmit, went_by_kernel};
-use super::{Dgram, addr, of};
+use super::tx::{self, has_ring, went_by_kernel};
+use super::{Dgram, addr, frames, of};
 use crate::clock::TimeLimit;
 use crate::iov::{is_bad, is_bad_list, is_optional, one, vector};
 use crate::{kernel, next};
@@ -166,13 +167,33 @@ pub(crate) unsafe fn recvmmsg(
     }
 }
 
+/// The destination as the program names it.
+type Name = (*const c_void, socklen_t);
+const NOBODY: Name = (std::ptr::null(), 0);
+
+/// Sends a datagram by a ring, or to another host in a frame. `None`: it is for the kernel to send.
+unsafe fn transmit(
+    fd: c_int,
+    d: &'static Dgram,
+    to: To,
+    iov: &[iovec],
+    flags: c_int,
+    name: Name,
+) -> Option<ssize_t> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        tx::transmit(fd, d, to, iov, flags)
+            .or_else(|| frames::transmit(fd, d, to, iov, flags, name))
+    }
+}
+
 /// # Safety
 /// As `send(2)`.
 pub(crate) unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
         if let Some(d) = of(fd)
-            && let Some(sent) = transmit(fd, d, To::Connected, &one(buf, n), flags)
+            && let Some(sent) = transmit(fd, d, To::Connected, &one(buf, n), flags, NOBODY)
         {
             return sent;
         }
@@ -186,7 +207,7 @@ pub(crate) unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t 
     // SAFETY: the caller's promise.
     unsafe {
         if let Some(d) = of(fd)
-            && let Some(sent) = transmit(fd, d, To::Connected, &one(buf, n), 0)
+            && let Some(sent) = transmit(fd, d, To::Connected, &one(buf, n), 0, NOBODY)
         {
             return sent;
         }
@@ -201,7 +222,7 @@ pub(crate) unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     unsafe {
         if let Some(d) = of(fd)
             && let Some(list) = vector(iov, n as usize)
-            && let Some(sent) = transmit(fd, d, To::Connected, list, 0)
+            && let Some(sent) = transmit(fd, d, To::Connected, list, 0, NOBODY)
         {
             return sent;
         }
@@ -234,7 +255,7 @@ pub(crate) unsafe fn sendto(
     unsafe {
         if let Some(d) = of(fd) {
             let to = destination(d, name.cast(), len);
-            if let Some(sent) = transmit(fd, d, to, &one(buf, n), flags) {
+            if let Some(sent) = transmit(fd, d, to, &one(buf, n), flags, (name.cast(), len)) {
                 return sent;
             }
         }
@@ -258,7 +279,8 @@ unsafe fn send_message(
         } else {
             destination(d, header.msg_name, header.msg_namelen)
         };
-        transmit(fd, d, to, list, flags)
+        let name = (header.msg_name.cast_const(), header.msg_namelen);
+        transmit(fd, d, to, list, flags, name)
     }
 }
 
@@ -281,12 +303,13 @@ pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
 pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let Some(d) =
-            of(fd).filter(|d| !d.is_plain() && n > 0 && !is_bad_list(messages, n as usize))
+        let Some(d) = of(fd)
+            .filter(|d| !d.is_plain() || frames::may_go(d))
+            .filter(|_| n > 0 && !is_bad_list(messages, n as usize))
         else {
             return next::sendmmsg(fd, messages, n, flags);
         };
-        if !has_ring(d) {
+        if !has_ring(d) && !frames::may_go(d) {
             // One call of the kernel sends them all except the first, through which rings are set up.
             let first = send_message(fd, d, &raw const (*messages).msg_hdr, flags);
             let Some(sent) = first else {

@@ -12,6 +12,7 @@
 
 pub(crate) mod addr;
 pub(crate) mod fork;
+pub(crate) mod frames;
 pub(crate) mod io;
 pub(crate) mod options;
 pub(crate) mod ready;
@@ -69,6 +70,15 @@ pub(crate) struct Dgram {
     pub(crate) received: AtomicU64,
     /// When senders were last looked for.
     pub(crate) looked: AtomicU64,
+    /// It sends no frames, and tells nobody that it takes them.
+    pub(crate) frameless: AtomicBool,
+    /// Number of the session with the broker in which it was told of, 0: none; and its cookie.
+    pub(crate) told: AtomicU32,
+    pub(crate) cookie: AtomicU64,
+    /// Its queue pair number; 0: not asked yet.
+    pub(crate) number: AtomicU32,
+    /// Frames sent.
+    pub(crate) msn: AtomicU32,
     /// `SO_RCVTIMEO` in milliseconds; 0: none.
     pub(crate) patience: AtomicI64,
     /// Our end of the bell of all rings that come in; -1: none yet.
@@ -171,18 +181,27 @@ impl Dgram {
         self.rx().close_all();
     }
 
-    /// The kernel's for good.
+    /// The kernel's for good, as plain UDP.
     pub(crate) fn plain(&'static self, why: Why) {
+        frames::leave(self);
+        self.without_rings(why);
+    }
+
+    /// The kernel's for good.
+    pub(crate) fn without_rings(&'static self, why: Why) {
         if self.plain.swap(true, SeqCst) {
             return;
         }
-        ledger::datagrams_stay(why);
+        if !frames::may_go(self) {
+            ledger::datagrams_stay(why);
+        }
         self.deafen();
         self.tx().forget_all();
     }
 
     /// Its last descriptor is gone.
     fn recycle(&'static self) {
+        frames::leave(self);
         // The order is that of `rx::look`.
         let mut slow = self.slow();
         ready::leave_all(self, &mut slow);
@@ -205,9 +224,12 @@ impl Dgram {
             &self.has_once,
             &self.edge,
             &self.pktinfo,
+            &self.frameless,
         ] {
             flag.store(false, SeqCst);
         }
+        self.number.store(0, Relaxed);
+        self.msn.store(0, Relaxed);
         self.received.store(0, Relaxed);
         self.looked.store(0, Relaxed);
         self.patience.store(0, Relaxed);
@@ -238,6 +260,7 @@ pub(crate) fn follow(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
         let d = Dgram::new(domain == libc::AF_INET6, kind & libc::SOCK_NONBLOCK != 0);
         table::put(fd, Entry::socket(d));
         ledger::datagram_socket();
+        frames::followed();
     }
 }
 
@@ -260,6 +283,7 @@ pub(crate) fn copied(d: &'static Dgram, new: c_int) {
     d.refs.fetch_add(1, SeqCst);
     table::put(new, Entry::socket(d));
     if new <= libc::STDERR_FILENO {
+        frames::hand_over(new, d);
         d.plain(Why::Stdio);
     }
 }
@@ -267,6 +291,9 @@ pub(crate) fn copied(d: &'static Dgram, new: c_int) {
 /// The socket is used in a way that is not followed.
 pub(crate) fn make_plain(fd: c_int, why: Why) {
     if let Some(d) = of(fd) {
+        if matches!(why, Why::Stdio | Why::Passed | Why::Exec) {
+            frames::hand_over(fd, d);
+        }
         d.plain(why);
     }
 }
@@ -278,7 +305,7 @@ pub(crate) fn everything_plain(why: Why) {
 
 /// The program wants the number of a descriptor of ours. Returns whether it was one of a UDP socket, which has moved.
 pub(crate) fn move_away(fd: c_int, to: c_int) -> bool {
-    let mut moved = false;
+    let mut moved = frames::own_moves(fd, to);
     table::each_socket(|_, d: &'static Dgram| moved = moved || d.own_moves(fd, to));
     moved
 }

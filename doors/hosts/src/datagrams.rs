@@ -1,0 +1,464 @@
+//! Which UDP sockets of this host take frames of datagram-iWARP: what programs say of theirs, and the questions of other brokers.
+//!
+//! Three kinds of threads: a *session* for each program, which tells of its sockets; a *relay* for each program and host that it asks; and on that
+//! host a *server* for each relay. A server answers for the socket to which the kernel delivers the datagrams that the question names, and tells the
+//! relay when that socket does not take frames any more.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use weft_run::dgram::{self as rules, Route};
+use weft_run::ud::{self, Kind, MESSAGE, Message, Note};
+use weft_sdp::{RecvFlags, Sink, Source, Stream};
+use weft_sys::{EventFd, Interest, poll_fds, unix};
+use weft_verbs::ext::lock;
+
+use crate::wire::MAGIC_LEN;
+
+/// The first bytes of a relay: the version is the last.
+pub(crate) const MAGIC: [u8; MAGIC_LEN] = *b"weftrnU1";
+/// Sockets of all programs.
+const SOCKETS: usize = 1 << 18;
+/// Answers of a server that are watched.
+const WATCHED: usize = 1 << 16;
+/// Time limit for a peer that takes nothing.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes read from a stream at once.
+const TAKE: usize = 64 * MESSAGE;
+
+/// The sockets that take frames, by their cookies.
+pub(crate) struct Sockets {
+    qkey: u32,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// How many sessions say so of each: processes share sockets over a fork.
+    taking: HashMap<u64, u32>,
+    servers: Vec<Weak<Watch>>,
+}
+
+/// What a server has answered.
+struct Watch {
+    heard: EventFd,
+    routes: Mutex<Watched>,
+}
+
+#[derive(Default)]
+struct Watched {
+    of: HashMap<u64, HashSet<Route>>,
+    count: usize,
+    /// Their sockets take no frames any more.
+    lost: Vec<Route>,
+}
+
+impl Sockets {
+    pub(crate) fn new() -> io::Result<Sockets> {
+        let mut qkey = [0; 4];
+        getrandom::fill(&mut qkey).map_err(io::Error::other)?;
+        Ok(Sockets {
+            // A Q_Key with the highest bit stands for another one in send requests.
+            qkey: u32::from_be_bytes(qkey) & !(1 << 31),
+            table: Mutex::default(),
+        })
+    }
+
+    fn add(&self, cookie: u64) {
+        let mut table = lock(&self.table);
+        if table.taking.len() < SOCKETS {
+            *table.taking.entry(cookie).or_default() += 1;
+        }
+    }
+
+    fn remove(&self, cookie: u64) {
+        let mut table = lock(&self.table);
+        match table.taking.get_mut(&cookie) {
+            None => return,
+            Some(n) if *n > 1 => {
+                *n -= 1;
+                return;
+            }
+            Some(_) => table.taking.remove(&cookie),
+        };
+        table.servers.retain(|server| {
+            let Some(watch) = server.upgrade() else {
+                return false;
+            };
+            let mut watched = lock(&watch.routes);
+            if let Some(routes) = watched.of.remove(&cookie) {
+                watched.count -= routes.len();
+                watched.lost.extend(routes);
+                watch.heard.signal();
+            }
+            true
+        });
+    }
+
+    /// Whether the socket that gets these datagrams takes frames. From then on the server hears when it does not any more.
+    fn takes(&self, route: &Route, watch: &Watch) -> bool {
+        let Ok(Some(cookie)) = rules::receiver(route) else {
+            return false;
+        };
+        // Both under the table's lock: who removes the socket finds what is watched.
+        let table = lock(&self.table);
+        if !table.taking.contains_key(&cookie) {
+            return false;
+        }
+        let mut watched = lock(&watch.routes);
+        let known = watched.of.get(&cookie);
+        if known.is_some_and(|routes| routes.contains(route)) {
+            return true;
+        }
+        if watched.count >= WATCHED {
+            return false;
+        }
+        watched.of.entry(cookie).or_default().insert(*route);
+        watched.count += 1;
+        true
+    }
+}
+
+fn wait(fds: &[(std::os::fd::BorrowedFd<'_>, Interest)]) -> io::Result<()> {
+    match poll_fds(fds, None) {
+        Err(e) if e.kind() != io::ErrorKind::Interrupted => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Hears a program until it ends: which of its sockets take frames.
+pub(crate) fn session(wire: &OwnedFd, sockets: &Sockets) {
+    let mut ours = HashSet::new();
+    if ud::welcome(wire, sockets.qkey).is_err() {
+        return;
+    }
+    loop {
+        match ud::told(wire) {
+            Ok(Some(Note::Takes(cookie))) => {
+                if ours.len() < WATCHED && ours.insert(cookie) {
+                    sockets.add(cookie);
+                }
+            }
+            Ok(Some(Note::Gone(cookie))) => {
+                if ours.remove(&cookie) {
+                    sockets.remove(cookie);
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                if wait(&[(wire.as_fd(), Interest::READ)]).is_err() {
+                    break;
+                }
+            }
+            Ok(None) => break,
+            Err(error) => {
+                tracing::debug!(%error, "a program's session ends");
+                break;
+            }
+        }
+    }
+    ours.into_iter().for_each(|cookie| sockets.remove(cookie));
+}
+
+/// The messages that come by a stream.
+struct Incoming<'a> {
+    stream: &'a Stream,
+    bytes: Vec<u8>,
+}
+
+impl Incoming<'_> {
+    /// The next message; `None` while there is none.
+    fn next(&mut self) -> Result<Option<Message>, End> {
+        if self.bytes.len() < MESSAGE {
+            let mut more = [0; TAKE];
+            match self
+                .stream
+                .recv(&mut [Sink::Bytes(&mut more)], RecvFlags::DONTWAIT)
+            {
+                Ok(0) => return Err(End::Peer(Errno::CONNRESET)),
+                Ok(n) => self.bytes.extend_from_slice(&more[..n]),
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+                Err(error) => return Err(End::Peer(error)),
+            }
+        }
+        if self.bytes.len() < MESSAGE {
+            return Ok(None);
+        }
+        let message = Message::parse(&self.bytes[..MESSAGE]).ok_or(End::Order)?;
+        self.bytes.drain(..MESSAGE);
+        Ok(Some(message))
+    }
+}
+
+/// Why a relay or a server ends.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("the program has ended")]
+    Program,
+    #[error("the other broker is gone: {0}")]
+    Peer(Errno),
+    #[error("a message that has no place here")]
+    Order,
+    #[error("waiting failed: {0}")]
+    System(#[from] io::Error),
+}
+
+fn send(stream: &Stream, bytes: &[u8]) -> Result<(), End> {
+    match stream.send(&[Source::Bytes(bytes)], false) {
+        Ok(n) if n == bytes.len() => Ok(()),
+        Ok(_) => Err(End::Peer(Errno::TIMEDOUT)),
+        Err(error) => Err(End::Peer(error)),
+    }
+}
+
+/// Passes a program's questions on to the broker of the host `ip`, and its answers back, until one of them ends.
+pub(crate) fn relay(wire: &OwnedFd, stream: &Stream, ip: IpAddr) {
+    stream.set_send_timeout(Some(PATIENCE));
+    let mut relay = Relay {
+        wire,
+        ip,
+        incoming: Incoming {
+            stream,
+            bytes: Vec::new(),
+        },
+        answer: None,
+    };
+    let end = send(stream, &MAGIC).and_then(|()| relay.run());
+    if let Err(end) = end {
+        tracing::debug!(%ip, %end, "no more questions about datagrams");
+    }
+}
+
+struct Relay<'a> {
+    wire: &'a OwnedFd,
+    ip: IpAddr,
+    incoming: Incoming<'a>,
+    /// The program has no room for it yet.
+    answer: Option<Message>,
+}
+
+impl Relay<'_> {
+    fn run(&mut self) -> Result<(), End> {
+        loop {
+            if self.turn()? {
+                continue;
+            }
+            let stream = self.incoming.stream;
+            let heard = stream.arm();
+            let done = self.sleep();
+            stream.disarm(heard);
+            done?;
+        }
+    }
+
+    fn sleep(&mut self) -> Result<(), End> {
+        if self.turn()? {
+            return Ok(());
+        }
+        let mut interest = Interest::READ;
+        let mut fds = Vec::with_capacity(2);
+        if self.answer.is_some() {
+            interest |= Interest::WRITE;
+        } else {
+            fds.push((self.incoming.stream.as_fd(), Interest::READ));
+        }
+        fds.push((self.wire.as_fd(), interest));
+        Ok(wait(&fds)?)
+    }
+
+    /// Passes on what there is. Returns whether there was anything.
+    fn turn(&mut self) -> Result<bool, End> {
+        let mut busy = self.question()?;
+        while self.answer()? {
+            busy = true;
+        }
+        Ok(busy)
+    }
+
+    fn question(&mut self) -> Result<bool, End> {
+        let mut bytes = [0; MESSAGE + 1];
+        let n = match unix::recv_bytes(self.wire, &mut bytes) {
+            Ok(Some(n)) => n,
+            Ok(None) => return Err(End::Program),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        let question = Message::parse(&bytes[..n])
+            .filter(|it| it.kind == Kind::Find && it.route.to.ip() == self.ip)
+            .ok_or(End::Order)?;
+        send(self.incoming.stream, &question.emit())?;
+        Ok(true)
+    }
+
+    fn answer(&mut self) -> Result<bool, End> {
+        let answer = match self.answer.take() {
+            Some(answer) => answer,
+            None => match self.incoming.next()? {
+                // It speaks of its own host only.
+                Some(it) if it.kind == Kind::Find || it.route.to.ip() != self.ip => {
+                    return Err(End::Order);
+                }
+                Some(answer) => answer,
+                None => return Ok(false),
+            },
+        };
+        match unix::send_pieces(self.wire, [&answer.emit(), &[]]) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                self.answer = Some(answer);
+                Ok(false)
+            }
+            Err(_) => Err(End::Program),
+        }
+    }
+}
+
+/// Answers the questions of a broker at `from` until it ends.
+pub(crate) fn serve(stream: &Stream, from: IpAddr, sockets: &Sockets) {
+    let heard = match EventFd::new() {
+        Ok(heard) => heard,
+        Err(error) => return tracing::warn!(%error, "a broker's questions are refused"),
+    };
+    let watch = Arc::new(Watch {
+        heard,
+        routes: Mutex::default(),
+    });
+    {
+        let mut table = lock(&sockets.table);
+        table.servers.retain(|server| server.strong_count() > 0);
+        table.servers.push(Arc::downgrade(&watch));
+    }
+    stream.set_send_timeout(Some(PATIENCE));
+    let mut server = Server {
+        from,
+        sockets,
+        watch: &watch,
+        incoming: Incoming {
+            stream,
+            bytes: Vec::new(),
+        },
+    };
+    if let Err(end) = server.run() {
+        tracing::debug!(%from, %end, "no more answers about datagrams");
+    }
+}
+
+struct Server<'a> {
+    from: IpAddr,
+    sockets: &'a Sockets,
+    watch: &'a Watch,
+    incoming: Incoming<'a>,
+}
+
+impl Server<'_> {
+    fn run(&mut self) -> Result<(), End> {
+        loop {
+            if self.turn()? {
+                continue;
+            }
+            let stream = self.incoming.stream;
+            let heard = stream.arm();
+            let done = self.sleep();
+            stream.disarm(heard);
+            done?;
+        }
+    }
+
+    fn sleep(&mut self) -> Result<(), End> {
+        if self.turn()? {
+            return Ok(());
+        }
+        Ok(wait(&[
+            (self.watch.heard.as_fd(), Interest::READ),
+            (self.incoming.stream.as_fd(), Interest::READ),
+        ])?)
+    }
+
+    fn turn(&mut self) -> Result<bool, End> {
+        let mut busy = self.tell_lost()?;
+        while let Some(question) = self.incoming.next()? {
+            if question.kind != Kind::Find {
+                return Err(End::Order);
+            }
+            let found = self.takes(&question.route);
+            self.say(if found { Kind::Found } else { Kind::None }, question.route)?;
+            // News of sockets are not kept waiting by questions.
+            self.tell_lost()?;
+            busy = true;
+        }
+        Ok(busy)
+    }
+
+    /// A broker asks for its own host only: it learns nothing of what others send.
+    fn takes(&self, route: &Route) -> bool {
+        route.may_be_remote()
+            && route.from.ip() == self.from
+            && self.sockets.takes(route, self.watch)
+    }
+
+    fn tell_lost(&self) -> Result<bool, End> {
+        let busy = self.watch.heard.drain();
+        let lost = std::mem::take(&mut lock(&self.watch.routes).lost);
+        for route in lost {
+            // Another socket may have taken its place.
+            if !self.takes(&route) {
+                self.say(Kind::Lost, route)?;
+            }
+        }
+        Ok(busy)
+    }
+
+    fn say(&self, kind: Kind, route: Route) -> Result<(), End> {
+        let qkey = if kind == Kind::Found {
+            self.sockets.qkey
+        } else {
+            0
+        };
+        let message = Message { kind, qkey, route };
+        send(self.incoming.stream, &message.emit())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{SocketAddr, UdpSocket};
+
+    fn watch() -> Arc<Watch> {
+        Arc::new(Watch {
+            heard: EventFd::new().unwrap(),
+            routes: Mutex::default(),
+        })
+    }
+
+    #[test]
+    fn a_socket_is_found_while_a_session_says_so_and_its_end_is_told() {
+        let sockets = Sockets::new().unwrap();
+        let watch = watch();
+        lock(&sockets.table).servers.push(Arc::downgrade(&watch));
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let from: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        let route = Route::new(from, socket.local_addr().unwrap());
+        let cookie = rules::cookie(&socket).unwrap();
+        assert!(!sockets.takes(&route, &watch));
+        sockets.add(cookie);
+        sockets.add(cookie);
+        assert!(sockets.takes(&route, &watch));
+        assert!(sockets.takes(&route, &watch));
+        assert_eq!(lock(&watch.routes).count, 1);
+        // Another process has it too.
+        sockets.remove(cookie);
+        assert!(!watch.heard.drain());
+        sockets.remove(cookie);
+        assert!(watch.heard.drain());
+        let watched = lock(&watch.routes);
+        assert_eq!((watched.lost.as_slice(), watched.count), (&[route][..], 0));
+        drop(watched);
+        assert!(!sockets.takes(&route, &watch));
+        sockets.remove(cookie);
+    }
+}
