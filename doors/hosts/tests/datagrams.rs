@@ -243,3 +243,243 @@ fn peers_without_it_get_plain_datagrams() {
         broker.kill().never_says("panicked");
     }
 }
+
+/// Datagrams that a server of `counted.py` has printed: what they say.
+fn got(server: &Running) -> Vec<String> {
+    let text = server.text();
+    let lines = text.lines().filter_map(|line| line.strip_prefix("got "));
+    lines.map(str::to_owned).collect()
+}
+
+/// Waits until the server has printed `n` datagrams more. All that it has printed are the client's.
+fn serves(server: &Running, n: usize) {
+    let before = got(server).len();
+    wait_until("the server is sent to", || got(server).len() >= before + n);
+    for line in got(server) {
+        assert!(line.starts_with("b'number "), "{line}");
+    }
+}
+
+#[test]
+fn a_socket_in_the_place_of_another_gets_what_it_takes() {
+    let Some([near, far]) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let port = 9250;
+    let brokers = [start_broker(&near), start_broker(&far)];
+    let line = python("counted.py");
+    let serve = |how: &Weft| {
+        let server = how.start(&far.on(&format!("{line} server {port}")));
+        wait_until("the server starts", || server.text().contains("bound"));
+        server
+    };
+    let cable = || {
+        let ready = file("framed");
+        (Sniffer::start(&far, port, &ready), ready)
+    };
+    let (sniffer, ready) = cable();
+    let client = framing().start(&near.on(&format!("{line} client {} {port}", far.v4)));
+    let server = serve(&framing());
+    wait_until("frames pass", || ready.exists());
+    serves(&server, 20);
+    // Again under weft: it takes frames from its first datagram on, although the sender's answer is of its predecessor.
+    server.kill();
+    let server = serve(&framing());
+    serves(&server, 50);
+    // Without weft.
+    server.kill();
+    let server = serve(&Weft::bare());
+    serves(&server, 100);
+    drop(sniffer.end());
+    // And under weft once more: frames pass again.
+    server.kill();
+    let (sniffer, ready) = cable();
+    let server = serve(&framing());
+    wait_until("frames pass again", || ready.exists());
+    drop(sniffer.end());
+    // The brokers end: plain datagrams, after the last frames.
+    for broker in brokers {
+        broker.kill().never_says("panicked");
+    }
+    serves(&server, 50);
+    let (sniffer, _) = cable();
+    serves(&server, 50);
+    let seen = sniffer.end();
+    assert!(seen.len() > 50);
+    assert!(seen.iter().all(|one| payload(one).is_none()));
+    client.kill().never_says("wrong");
+}
+
+/// A frame with this payload to the server's queue pair.
+fn forged(port: u16, qkey: u32, payload: &[u8]) -> Vec<u8> {
+    let (front, more) = ud::overhead(payload.len());
+    let mut room = vec![0; payload.len() + more];
+    room[front..][..payload.len()].copy_from_slice(payload);
+    let frame = ud::Frame {
+        from: 1,
+        to: ud::number(port),
+        qkey,
+        incarnation: 1,
+        msn: 1,
+    };
+    let len = frame.complete(&mut room, payload.len());
+    assert_eq!(len, Some(room.len()));
+    room
+}
+
+#[test]
+fn forged_frames_are_dropped_or_are_datagrams_of_their_sender() {
+    let Some([near, far]) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let port = 9260;
+    let brokers = [start_broker(&near), start_broker(&far)];
+    let line = python("counted.py");
+    let server = framing().start(&far.on(&format!("{line} server {port}")));
+    wait_until("the server starts", || server.text().contains("bound"));
+    let ready = file("framed-9260");
+    let sniffer = Sniffer::start(&far, port, &ready);
+    let client = framing().start(&near.on(&format!("{line} client {} {port}", far.v4)));
+    wait_until("frames pass", || ready.exists());
+    client.kill();
+    // An attacker that reads the cable knows the Q_Key.
+    let seen = sniffer.end();
+    let to_server = seen.iter().filter(|one| one.ports[1] == port);
+    let qkey = to_server
+        .filter_map(|one| match dgram::read(&one.bytes) {
+            Ok(Datagram::Message(header, _)) => Some(header.qkey),
+            _ => None,
+        })
+        .next_back()
+        .expect("there are frames");
+    let good = forged(port, qkey, b"number forged");
+    let mut datagrams = Vec::new();
+    // Damaged in each place behind the Q_Key, cut, longer, for another number, with another kind of message.
+    for at in (2..6).chain(14..good.len()) {
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        datagrams.push(bad);
+    }
+    datagrams.extend((14..good.len()).map(|len| good[..len].to_vec()));
+    datagrams.push([&good[..], b"x"].concat());
+    datagrams.push(forged(port + 1, qkey, b"number other"));
+    let segment = dgram::Segment {
+        dst_qp: ud::number(port),
+        src_qp: 1,
+        qkey,
+        incarnation: 1,
+        msn: 1,
+        len: 8,
+        offset: 0,
+        target: None,
+        imm: None,
+        solicited: false,
+        reliable: None,
+    };
+    let target = Some(dgram::Target {
+        stag: 1,
+        to: 1 << 40,
+    });
+    for (segment, payload) in [
+        (dgram::Segment { target, ..segment }, &b"number w"[..]),
+        (
+            dgram::Segment {
+                len: 1 << 29,
+                ..segment
+            },
+            b"number p",
+        ),
+        (
+            dgram::Segment {
+                imm: Some(1),
+                ..segment
+            },
+            b"number i",
+        ),
+    ] {
+        let mut out = Vec::new();
+        segment.emit(payload.len(), &mut out);
+        out.extend_from_slice(payload);
+        dgram::seal(&mut out);
+        datagrams.push(out);
+    }
+    let dropped = datagrams.len() as u64;
+    // What only looks like a frame is the program's, and a frame within a frame is taken out once.
+    let stranger = forged(port, qkey ^ 1, b"number stranger");
+    datagrams.push(stranger);
+    datagrams.push(forged(port, qkey, &good));
+    datagrams.push(good);
+    datagrams.push(b"the last".to_vec());
+    let list = file("forged");
+    let hex = |bytes: &Vec<u8>| {
+        bytes
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    fs::write(
+        &list,
+        datagrams.iter().map(hex).collect::<Vec<_>>().join("\n"),
+    )
+    .unwrap();
+    let before = got(&server).len();
+    let line = format!("{} {} {port} {}", python("send.py"), far.v4, list.display());
+    let attacker = Weft::bare().run(&near.on(&line));
+    attacker
+        .good()
+        .says("back b'number forged'")
+        .says("back b'the last'");
+    let after = got(&server);
+    let told: Vec<&str> = after[before..].iter().map(String::as_str).collect();
+    assert_eq!(told.len(), 4, "{told:?}");
+    assert!(
+        told[0].starts_with("b'W\\x10") && told[0].contains("number stranger"),
+        "{told:?}"
+    );
+    assert!(
+        told[1].starts_with("b'W\\x10") && told[1].contains("number forged"),
+        "{told:?}"
+    );
+    assert_eq!(told[2], format!("b'number forged' {}", near.v4));
+    assert_eq!(told[3], format!("b'the last' {}", near.v4));
+    assert!(dropped > 60);
+    for broker in brokers {
+        broker.kill().never_says("panicked");
+    }
+}
+
+#[test]
+fn sip_calls_go_by_datagram_iwarp() {
+    let Some([near, far]) = hosts().filter(|_| have(&[("sipp", "sip-tester")])) else {
+        return;
+    };
+    let port = 9270;
+    let brokers = [start_broker(&near), start_broker(&far)];
+    let sniffer = Sniffer::start(&far, port, &file("sip"));
+    let server =
+        framing().start(&far.on(&format!("sipp -sn uas -i {} -p {port} -nostdin", far.v4)));
+    far.wait_for_datagrams(port);
+    let line = format!(
+        "sipp -sn uac {}:{port} -i {} -p {} -m 60 -r 60 -d 20 -nostdin",
+        far.v4,
+        near.v4,
+        port + 1
+    );
+    let client = framing().run(&near.on(&line));
+    client.good();
+    drop(server);
+    let seen = sniffer.end();
+    for (from, first) in [
+        (port + 1, &b"INVITE sip:"[..]),
+        (port, b"SIP/2.0 180"),
+        (port, b"SIP/2.0 200"),
+    ] {
+        let of = seen.iter().filter(|one| one.ports[0] == from);
+        let framed = of.filter(|one| payload(one).is_some_and(|sip| sip.starts_with(first)));
+        let framed = framed.count();
+        assert!(framed >= 40, "{framed} {}", String::from_utf8_lossy(first));
+    }
+    for broker in brokers {
+        broker.kill().never_says("panicked");
+    }
+}

@@ -16,7 +16,7 @@ import struct
 import sys
 import termios
 
-SIZES = [0, 1, 2, 14, 500, 1400, 1436, 1437, 1472, 1473, 4096, 4097, 9000, 30000, 65000, 65408, 65409, 65487]
+SIZES = [0, 1, 2, 14, 500, 1400, 1436, 1437, 1452, 1472, 1473, 4096, 4097, 9000, 30000, 65000, 65408, 65409, 65487]
 LIMIT = 20
 # Names that Python does not have.
 IP_PKTINFO, IP_RECVTTL, SO_TIMESTAMP = 8, 12, 29

@@ -1,0 +1,29 @@
+"""A client that sends numbered datagrams until it is killed, and a server that prints and returns them.
+
+counted.py server PORT | client HOST PORT
+"""
+
+import socket
+import sys
+import time
+
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+if sys.argv[1] == "server":
+    sock.bind(("", int(sys.argv[2])))
+    print("bound", flush=True)
+    while True:
+        data, addr = sock.recvfrom(70000)
+        print("got", data, addr[0], flush=True)
+        sock.sendto(data, addr)
+to, n = (sys.argv[2], int(sys.argv[3])), 0
+while True:
+    n += 1
+    sock.sendto(b"number %d" % n, to)
+    time.sleep(0.005)
+    try:
+        while True:
+            data = sock.recv(70000, socket.MSG_DONTWAIT)
+            if not data.startswith(b"number "):
+                print("wrong", data, flush=True)
+    except (BlockingIOError, ConnectionRefusedError):
+        pass
