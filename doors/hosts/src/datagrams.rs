@@ -161,7 +161,9 @@ pub(crate) fn session(wire: &OwnedFd, sockets: &Sockets) {
             }
         }
     }
-    ours.into_iter().for_each(|cookie| sockets.remove(cookie));
+    for cookie in ours {
+        sockets.remove(cookie);
+    }
 }
 
 /// The messages that come by a stream.

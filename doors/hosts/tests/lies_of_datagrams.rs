@@ -86,7 +86,7 @@ fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A program's session, and the Q_Key.
+/// A program's session, and the `Q_Key`.
 fn session() -> (OwnedFd, u32) {
     let wire = ud::session().unwrap().unwrap();
     let qkey = wait_for(|| ud::key(&wire).unwrap());

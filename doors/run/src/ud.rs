@@ -305,8 +305,8 @@ mod tests {
     use super::*;
 
     const FRAME: Frame = Frame {
-        from: 0x1234_00,
-        to: 0xabcd_00,
+        from: 0x0012_3400,
+        to: 0x00ab_cd00,
         qkey: 0x5eed_5eed,
         incarnation: 7,
         msn: 3,

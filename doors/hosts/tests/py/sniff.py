@@ -8,8 +8,11 @@ import socket
 import struct
 import sys
 
+SO_RCVBUFFORCE = 33
+
 port, log, ready = int(sys.argv[1]), open(sys.argv[2], "w"), sys.argv[3]
 sock = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.ntohs(3))
+sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 32 << 20)
 sock.bind(("weft0", 0))
 print("sniffs", flush=True)
 framed = set()

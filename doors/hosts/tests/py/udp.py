@@ -69,7 +69,7 @@ def server(port, ready):
     print("bound", flush=True)
     while True:
         data, ancillary, flags, addr = sock.recvmsg(70000, 512)
-        if data == b"warm":
+        if data in (b"warm", b"warmed"):
             sock.sendto(data, addr)
             continue
         print("server", len(data), digest(data), hex(flags), about(ancillary), addr[:2], flush=True)
@@ -127,9 +127,10 @@ def client(host, port, ready):
         select.select([sock], [], [], 0.2)
         while select.select([sock], [], [], 0.005)[0]:
             sock.recv(100)
-    # Nothing of it is left.
-    while select.select([sock], [], [], 0.5)[0]:
-        sock.recv(100)
+    # Nothing of it is left behind this one.
+    sock.sendto(b"warmed", to)
+    while sock.recv(100) != b"warmed":
+        pass
     print("ready", flush=True)
 
     for n in SIZES:
