@@ -254,6 +254,13 @@ fn peers_without_it_get_plain_datagrams() {
             assert_eq!(told(done.good()), told(plain.good()), "{}", done.show());
         }
     }
+    // Brokers that do not answer.
+    brokers.iter().for_each(Running::pause);
+    let done = run([&framing, &framing], 9230);
+    brokers.iter().for_each(Running::go_on);
+    for (plain, done) in plain.iter().zip(&done) {
+        assert_eq!(told(done.good()), told(plain.good()), "{}", done.show());
+    }
     for broker in brokers {
         broker.kill().never_says("panicked");
     }

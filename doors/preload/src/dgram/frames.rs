@@ -42,8 +42,8 @@ const AGAIN_MS: u64 = 60_000;
 /// The first pause before a destination is asked for again that takes no frames, and the longest.
 const PAUSE_MS: u64 = 250;
 const LONGEST_PAUSE_MS: u64 = 64_000;
-/// How long the first UDP socket waits for the broker's `Q_Key`.
-const KEY_MS: c_int = 1000;
+/// How long the first UDP socket waits for the broker's `Q_Key`; without it datagrams are plain.
+const KEY_MS: c_int = 200;
 /// A socket that others are to read gets no frames any more after this time, if its peers' brokers are there.
 const PARTING_NS: i64 = 50_000_000;
 /// Answers read at a time.
@@ -163,7 +163,11 @@ impl Process {
         match self.try_session() {
             Ok(true) => {}
             Ok(false) => ledger::datagrams_stay(Why::NoBroker),
-            Err(why) => ledger::datagrams_stay(why),
+            Err(why) => {
+                // It is there, and does not answer: no other socket waits for it soon.
+                self.next = now + AGAIN_MS;
+                ledger::datagrams_stay(why);
+            }
         }
     }
 
