@@ -26,6 +26,8 @@ pub(crate) const MAGIC: [u8; MAGIC_LEN] = *b"weftrnU1";
 const SOCKETS: usize = 1 << 18;
 /// Answers of a server that are watched.
 const WATCHED: usize = 1 << 16;
+/// Streams of one host: one for each of its programs that asks. The other threads of the broker are left to other hosts.
+const STREAMS: usize = 1024;
 /// Time limit for a peer that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes read from a stream at once.
@@ -39,9 +41,19 @@ pub(crate) struct Sockets {
 
 #[derive(Default)]
 struct Table {
-    /// How many sessions say so of each: processes share sockets over a fork.
-    taking: HashMap<u64, u32>,
+    taking: HashMap<u64, Taking>,
     servers: Vec<Weak<Watch>>,
+    /// Streams of other hosts.
+    peers: HashMap<IpAddr, usize>,
+}
+
+/// A socket that takes frames.
+#[derive(Default)]
+struct Taking {
+    /// How many sessions say so.
+    sessions: u32,
+    /// Another host was told.
+    was_found: bool,
 }
 
 /// What a server has answered.
@@ -60,11 +72,8 @@ struct Watched {
 
 impl Sockets {
     pub(crate) fn new() -> io::Result<Sockets> {
-        let mut qkey = [0; 4];
-        getrandom::fill(&mut qkey).map_err(io::Error::other)?;
         Ok(Sockets {
-            // A Q_Key with the highest bit stands for another one in send requests.
-            qkey: u32::from_be_bytes(qkey) & !(1 << 31),
+            qkey: ud::qkey()?,
             table: Mutex::default(),
         })
     }
@@ -72,20 +81,22 @@ impl Sockets {
     fn add(&self, cookie: u64) {
         let mut table = lock(&self.table);
         if table.taking.len() < SOCKETS {
-            *table.taking.entry(cookie).or_default() += 1;
+            table.taking.entry(cookie).or_default().sessions += 1;
         }
     }
 
-    fn remove(&self, cookie: u64) {
+    /// A session does not say so any more. Returns whether another host was told that the socket takes frames.
+    fn remove(&self, cookie: u64) -> bool {
         let mut table = lock(&self.table);
-        match table.taking.get_mut(&cookie) {
-            None => return,
-            Some(n) if *n > 1 => {
-                *n -= 1;
-                return;
-            }
-            Some(_) => table.taking.remove(&cookie),
+        let Some(taking) = table.taking.get_mut(&cookie) else {
+            return false;
         };
+        let was_found = taking.was_found;
+        taking.sessions -= 1;
+        if taking.sessions > 0 {
+            return was_found;
+        }
+        table.taking.remove(&cookie);
         table.servers.retain(|server| {
             let Some(watch) = server.upgrade() else {
                 return false;
@@ -98,6 +109,26 @@ impl Sockets {
             }
             true
         });
+        was_found
+    }
+
+    /// A stream of this host begins, if it has not too many.
+    fn enter(&self, from: IpAddr) -> bool {
+        let mut table = lock(&self.table);
+        let streams = table.peers.entry(from).or_default();
+        let is_let_in = *streams < STREAMS;
+        *streams += usize::from(is_let_in);
+        is_let_in
+    }
+
+    fn exit(&self, from: IpAddr) {
+        let mut table = lock(&self.table);
+        if let Some(streams) = table.peers.get_mut(&from) {
+            *streams -= 1;
+            if *streams == 0 {
+                table.peers.remove(&from);
+            }
+        }
     }
 
     /// Whether the socket that gets these datagrams takes frames. From then on the server hears when it does not any more.
@@ -106,10 +137,10 @@ impl Sockets {
             return false;
         };
         // Both under the table's lock: who removes the socket finds what is watched.
-        let table = lock(&self.table);
-        if !table.taking.contains_key(&cookie) {
+        let mut table = lock(&self.table);
+        let Some(taking) = table.taking.get_mut(&cookie) else {
             return false;
-        }
+        };
         let mut watched = lock(&watch.routes);
         let known = watched.of.get(&cookie);
         if known.is_some_and(|routes| routes.contains(route)) {
@@ -118,6 +149,7 @@ impl Sockets {
         if watched.count >= WATCHED {
             return false;
         }
+        taking.was_found = true;
         watched.of.entry(cookie).or_default().insert(*route);
         watched.count += 1;
         true
@@ -147,6 +179,12 @@ pub(crate) fn session(wire: &OwnedFd, sockets: &Sockets) {
             Ok(Some(Note::Gone(cookie))) => {
                 if ours.remove(&cookie) {
                     sockets.remove(cookie);
+                }
+            }
+            Ok(Some(Note::Part(cookie))) => {
+                let was_found = ours.remove(&cookie) && sockets.remove(cookie);
+                if ud::left(wire, cookie, was_found).is_err() {
+                    break;
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -321,6 +359,17 @@ impl Relay<'_> {
 
 /// Answers the questions of a broker at `from` until it ends.
 pub(crate) fn serve(stream: &Stream, from: IpAddr, sockets: &Sockets) {
+    if !sockets.enter(from) {
+        return tracing::warn!(%from, "{STREAMS} streams of one host: one more is refused");
+    }
+    answer_all(stream, from, sockets);
+    sockets.exit(from);
+}
+
+fn answer_all(stream: &Stream, from: IpAddr, sockets: &Sockets) {
+    let Some(own) = stream.local_addr() else {
+        return;
+    };
     let heard = match EventFd::new() {
         Ok(heard) => heard,
         Err(error) => return tracing::warn!(%error, "a broker's questions are refused"),
@@ -336,6 +385,7 @@ pub(crate) fn serve(stream: &Stream, from: IpAddr, sockets: &Sockets) {
     }
     stream.set_send_timeout(Some(PATIENCE));
     let mut server = Server {
+        own: own.ip().to_canonical(),
         from,
         sockets,
         watch: &watch,
@@ -350,6 +400,8 @@ pub(crate) fn serve(stream: &Stream, from: IpAddr, sockets: &Sockets) {
 }
 
 struct Server<'a> {
+    /// The address that the other broker has reached.
+    own: IpAddr,
     from: IpAddr,
     sockets: &'a Sockets,
     watch: &'a Watch,
@@ -395,9 +447,11 @@ impl Server<'_> {
         Ok(busy)
     }
 
-    /// A broker asks for its own host only: it learns nothing of what others send.
+    /// A broker asks for its own host only: it learns nothing of what others send. And it asks about ours: where streams are passed on by another host,
+    /// that one gets the datagrams.
     fn takes(&self, route: &Route) -> bool {
         route.may_be_remote()
+            && route.to.ip() == self.own
             && route.from.ip() == self.from
             && self.sockets.takes(route, self.watch)
     }
@@ -453,14 +507,31 @@ mod tests {
         assert!(sockets.takes(&route, &watch));
         assert_eq!(lock(&watch.routes).count, 1);
         // Another process has it too.
-        sockets.remove(cookie);
+        assert!(sockets.remove(cookie));
         assert!(!watch.heard.drain());
-        sockets.remove(cookie);
+        assert!(sockets.remove(cookie));
         assert!(watch.heard.drain());
         let watched = lock(&watch.routes);
         assert_eq!((watched.lost.as_slice(), watched.count), (&[route][..], 0));
         drop(watched);
         assert!(!sockets.takes(&route, &watch));
-        sockets.remove(cookie);
+        assert!(!sockets.remove(cookie));
+        // Nobody has been told of it.
+        sockets.add(cookie);
+        assert!(!sockets.remove(cookie));
+    }
+
+    #[test]
+    fn a_host_has_so_many_streams_and_no_more() {
+        let sockets = Sockets::new().unwrap();
+        let [one, other] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
+        assert!((0..STREAMS).all(|_| sockets.enter(one)));
+        assert!(!sockets.enter(one));
+        assert!(sockets.enter(other));
+        sockets.exit(one);
+        assert!(sockets.enter(one));
+        (0..STREAMS).for_each(|_| sockets.exit(one));
+        sockets.exit(other);
+        assert!(lock(&sockets.table).peers.is_empty());
     }
 }

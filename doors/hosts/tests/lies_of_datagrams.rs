@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use weft_dropin::{have, say};
 use weft_hosts::{Broker, Config};
 use weft_run::dgram::{Route, cookie};
-use weft_run::ud::{self, Kind, MESSAGE, Message, Note};
+use weft_run::ud::{self, Heard, Kind, MESSAGE, Message, Note};
 use weft_sdp::{Listener, Options, RecvFlags, Sink, Source, Stream};
 use weft_sys::unix;
 use weft_verbs::{Device, LocalMode};
@@ -28,6 +28,7 @@ fn lies_end_one_stream_and_no_other() {
         return;
     }
     let links = "ip link set lo up && ip addr add 10.9.0.1/32 dev lo && ip addr add 10.9.0.2/32 dev lo \
+        && ip addr add 10.9.0.3/32 dev lo \
         && ip route replace local 10.9.0.1 dev lo src 10.9.0.2 table local";
     let run = |script: &str| {
         Command::new("unshare")
@@ -89,7 +90,9 @@ fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
 /// A program's session, and the `Q_Key`.
 fn session() -> (OwnedFd, u32) {
     let wire = ud::session().unwrap().unwrap();
-    let qkey = wait_for(|| ud::key(&wire).unwrap());
+    let Heard::Key(qkey) = wait_for(|| ud::heard(&wire).unwrap()) else {
+        panic!("the key is first");
+    };
     (wire, qkey)
 }
 
@@ -179,6 +182,17 @@ fn asks(asker: &Asker) {
             "{to}"
         );
     }
+    // About another address that gets to the same socket: the broker was not reached there.
+    let wild = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let port = wild.local_addr().unwrap().port();
+    ud::tell(&wire, Note::Takes(cookie(&wild).unwrap())).unwrap();
+    let reached = Route::new(addr("10.9.0.2:9"), SocketAddr::new(to.ip(), port));
+    wait_for(|| (asker.ask(reached).1.kind == Kind::Found).then_some(()));
+    let forwarded = Route::new(
+        addr("10.9.0.2:9"),
+        SocketAddr::new([10, 9, 0, 3].into(), port),
+    );
+    assert_eq!(asker.ask(forwarded).1.kind, Kind::None);
     // What only an answerer says, what nobody says, and half of a question.
     let find = message(Kind::Find, honest).emit();
     for kind in [2, 3, 4, 0, 5, 255] {
@@ -207,7 +221,7 @@ fn asks(asker: &Asker) {
     // A program that speaks of sockets it has not registered, and then what no program says: its sockets are gone.
     ud::tell(&wire, Note::Gone(number + 1)).unwrap();
     assert_eq!(asker.ask(honest).1.kind, Kind::Found);
-    unix::send_with_fds(&wire, &[3; 9], &[]).unwrap();
+    unix::send_with_fds(&wire, &[4; 9], &[]).unwrap();
     assert_eq!(read(&watching), Some(message(Kind::Lost, honest)));
     assert!(is_ended(&wire));
     assert_eq!(asker.ask(honest).1.kind, Kind::None);
@@ -217,6 +231,20 @@ fn asks(asker: &Asker) {
     let (watching, _) = wait_for(|| Some(asker.ask(honest)).filter(|it| it.1.kind == Kind::Found));
     ud::tell(&wire, Note::Gone(number)).unwrap();
     assert_eq!(read(&watching), Some(message(Kind::Lost, honest)));
+    // One that parts hears whether anybody was told.
+    for is_asked in [true, false] {
+        ud::tell(&wire, Note::Takes(number)).unwrap();
+        if is_asked {
+            wait_for(|| Some(asker.ask(honest)).filter(|it| it.1.kind == Kind::Found));
+        }
+        ud::tell(&wire, Note::Part(number)).unwrap();
+        let left = Heard::Left {
+            cookie: number,
+            was_found: is_asked,
+        };
+        assert_eq!(wait_for(|| ud::heard(&wire).unwrap()), left);
+        assert_eq!(asker.ask(honest).1.kind, Kind::None);
+    }
     // And its end is that of its sockets.
     ud::tell(&wire, Note::Takes(number)).unwrap();
     let (watching, _) = wait_for(|| Some(asker.ask(honest)).filter(|it| it.1.kind == Kind::Found));

@@ -10,8 +10,10 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 
-use weft_sys::unix;
+use sha2::{Digest, Sha256};
+use weft_sys::{process, unix};
 use weft_wire::dgram::{self, CRC_LEN, Datagram, segment};
 
 use crate::addr::{ADDR, get_addr, put_addr};
@@ -120,7 +122,7 @@ pub enum Opened {
     Plain,
     /// The program's datagram is in this range.
     Payload(Range<usize>),
-    /// For a queue pair of ours, and damaged, or of a kind that no socket takes: it is dropped.
+    /// It has a `Q_Key` of ours, and is for another queue pair, damaged, or of a kind that no socket takes: it is the program's as it is.
     Refused,
 }
 
@@ -129,12 +131,18 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*word))
 }
 
-/// Returns true if a datagram is addressed to a queue pair with one of these `Q_Key`s: it begins as both versions do.
+/// Returns true if a datagram begins as frames do.
 #[inline]
-fn is_ours(datagram: &[u8], qkeys: &[u32]) -> bool {
+#[must_use]
+pub fn may_be_frame(datagram: &[u8]) -> bool {
     datagram.first() == Some(&MAGIC)
         && VERSIONS.contains(&(datagram[1..].first().map_or(0, |byte| byte >> 4)))
-        && word(datagram, 10).is_some_and(|qkey| qkeys.contains(&qkey))
+}
+
+/// Returns true if a datagram is addressed to a queue pair with one of these `Q_Key`s.
+#[inline]
+fn is_ours(datagram: &[u8], qkeys: &[u32]) -> bool {
+    may_be_frame(datagram) && word(datagram, 10).is_some_and(|qkey| qkeys.contains(&qkey))
 }
 
 /// Looks at a datagram that came to a socket. `own` is asked for the number of its queue pair only if the datagram may be a frame.
@@ -220,6 +228,7 @@ impl Message {
 }
 
 const KEY: [u8; 8] = *b"weftudK1";
+const LEFT: [u8; 8] = *b"weftudL1";
 /// Bytes of a [`Note`].
 const NOTE: usize = 9;
 
@@ -230,9 +239,20 @@ pub enum Note {
     Takes(u64),
     /// It does not any more.
     Gone(u64),
+    /// It does not any more, and the program waits for [`Heard::Left`].
+    Part(u64),
 }
 
-/// Opens a program's session with the broker; `None` if none runs. The answer is the [key].
+/// What the broker tells a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// Its `Q_Key`, first of all.
+    Key(u32),
+    /// A socket that has parted takes no frames any more, and whether another host was ever told that it does.
+    Left { cookie: u64, was_found: bool },
+}
+
+/// Opens a program's session with the broker; `None` if none runs. The first answer is [`Heard::Key`].
 ///
 /// # Errors
 /// [`Why::OtherUser`] when another user has the broker's name.
@@ -240,18 +260,60 @@ pub fn session() -> Result<Option<OwnedFd>, Why> {
     hosts::greet(&hosts::SESSION)
 }
 
-/// The broker's `Q_Key`; `None` while it has not answered.
+/// What the broker says; `None` while it says nothing.
 ///
 /// # Errors
 /// [`Why::NoBroker`] if the broker has gone.
-pub fn key(wire: impl AsFd) -> Result<Option<u32>, Why> {
-    let mut bytes = [0; KEY.len() + 5];
-    match unix::recv_bytes(wire, &mut bytes) {
-        Ok(Some(12)) if bytes[..8] == KEY => Ok(word(&bytes, 8)),
-        Ok(Some(_)) => Err(Why::Broken),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        Ok(None) | Err(_) => Err(Why::NoBroker),
+pub fn heard(wire: impl AsFd) -> Result<Option<Heard>, Why> {
+    let mut bytes = [0; LEFT.len() + NOTE + 1];
+    let (magic, rest) = match unix::recv_bytes(wire, &mut bytes) {
+        Ok(Some(n)) => bytes[..n].split_first_chunk::<8>().ok_or(Why::Broken)?,
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+        Ok(None) | Err(_) => return Err(Why::NoBroker),
+    };
+    match (*magic, rest) {
+        (KEY, &[a, b, c, d]) => Ok(Some(Heard::Key(u32::from_be_bytes([a, b, c, d])))),
+        (LEFT, [was_found @ (0 | 1), cookie @ ..]) if cookie.len() == 8 => {
+            let cookie = u64::from_be_bytes(std::array::from_fn(|i| cookie[i]));
+            let was_found = *was_found == 1;
+            Ok(Some(Heard::Left { cookie, was_found }))
+        }
+        _ => Err(Why::Broken),
     }
+}
+
+/// Answers [`Note::Part`].
+///
+/// # Errors
+/// Those of sending.
+pub fn left(wire: impl AsFd, cookie: u64, was_found: bool) -> io::Result<()> {
+    let mut note = [0; NOTE];
+    note[0] = was_found.into();
+    note[1..].copy_from_slice(&cookie.to_be_bytes());
+    unix::send_pieces(wire, [&LEFT, &note])
+}
+
+/// The `Q_Key` of all brokers of this user in this network namespace until the machine starts anew: whoever has it from one broker understands
+/// what is sent to the sockets of the next. Other hosts cannot guess it.
+///
+/// # Errors
+/// Those of random numbers, where the system does not tell what it is made of.
+pub fn qkey() -> io::Result<u32> {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id");
+    let network = std::fs::metadata("/proc/self/ns/net");
+    let mut key = [0; 4];
+    if let (Ok(boot), Ok(network)) = (boot, network) {
+        let mut hash = Sha256::new_with_prefix(b"weft datagrams Q_Key 1");
+        hash.update(&boot);
+        hash.update(network.dev().to_be_bytes());
+        hash.update(network.ino().to_be_bytes());
+        hash.update(process::uid().to_be_bytes());
+        key.copy_from_slice(&hash.finalize()[..4]);
+    } else {
+        getrandom::fill(&mut key).map_err(io::Error::other)?;
+    }
+    // A Q_Key with the highest bit stands for another one in send requests.
+    Ok(u32::from_be_bytes(key) & !(1 << 31))
 }
 
 /// Answers a program's session.
@@ -270,6 +332,7 @@ pub fn tell(wire: impl AsFd, note: Note) -> io::Result<()> {
     let (kind, cookie) = match note {
         Note::Takes(cookie) => (1, cookie),
         Note::Gone(cookie) => (2, cookie),
+        Note::Part(cookie) => (3, cookie),
     };
     unix::send_pieces(wire, [&[kind], &cookie.to_be_bytes()])
 }
@@ -287,6 +350,7 @@ pub fn told(wire: impl AsFd) -> io::Result<Option<Note>> {
     match (n, bytes[0]) {
         (NOTE, 1) => Ok(Some(Note::Takes(cookie))),
         (NOTE, 2) => Ok(Some(Note::Gone(cookie))),
+        (NOTE, 3) => Ok(Some(Note::Part(cookie))),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
@@ -357,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_addressed_to_us_and_is_no_send_is_dropped() {
+    fn what_is_addressed_to_us_and_is_no_send_is_refused() {
         for payload in [&b"hello"[..], &[9; 5000]] {
             let datagram = framed(payload);
             for at in (0..datagram.len()).filter(|at| ![0, 1, 10, 11, 12, 13].contains(at)) {
@@ -407,6 +471,13 @@ mod tests {
         for other in others {
             assert_eq!(seal(other, b"hello"), Opened::Refused);
         }
+    }
+
+    #[test]
+    fn brokers_of_a_user_have_one_key() {
+        let key = qkey().unwrap();
+        assert_eq!(qkey().unwrap(), key);
+        assert_eq!(key >> 31, 0);
     }
 
     #[test]

@@ -1,11 +1,15 @@
 """A client that sends numbered datagrams until it is killed, and a server that prints and returns them.
 
-counted.py server PORT | client HOST PORT
+counted.py server PORT | client HOST PORT [OWN-PORT]
+
+With a port of its own the client looks for the longest packet that gets there (IP_PMTUDISC_PROBE).
 """
 
 import socket
 import sys
 import time
+
+IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3
 
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 if sys.argv[1] == "server":
@@ -15,6 +19,9 @@ if sys.argv[1] == "server":
         data, addr = sock.recvfrom(70000)
         print("got", data, addr[0], flush=True)
         sock.sendto(data, addr)
+if len(sys.argv) > 4:
+    sock.bind(("", int(sys.argv[4])))
+    sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
 to, n = (sys.argv[2], int(sys.argv[3])), 0
 while True:
     n += 1

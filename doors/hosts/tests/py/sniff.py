@@ -20,7 +20,7 @@ while True:
     packet = sock.recv(70000)
     if packet[0] >> 4 == 4:
         start, proto = (packet[0] & 15) * 4, packet[9]
-        fragment = struct.unpack("!H", packet[6:8])[0] & 0x3FFF
+        fragment = struct.unpack("!H", packet[6:8])[0] & 0x1FFF
         ends = packet[12:16], packet[16:20]
     else:
         start, proto, fragment, ends = 40, packet[6], 0, (packet[8:24], packet[24:40])

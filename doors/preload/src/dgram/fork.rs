@@ -28,7 +28,9 @@ pub(crate) fn before() {
         }
     });
     // In this order: a lock of frames is taken by threads that hold none of the pool.
-    let both = (frames::before_fork(), POOL.lock_once());
+    let mut both = (frames::before_fork(), POOL.lock_once());
+    // Under the locks no socket becomes new.
+    each_socket(|_, d: &'static Dgram| frames::shared(&mut both.0, d));
     let _ = HELD.try_with(|held| held.set(Some(both)));
 }
 
@@ -51,6 +53,8 @@ pub(crate) fn in_child() {
                 new.deaf.store(true, Relaxed);
                 new.plain.store(old.plain.load(Relaxed), Relaxed);
                 new.frameless.store(old.frameless.load(Relaxed), Relaxed);
+                new.doubtful.store(old.doubtful.load(Relaxed), Relaxed);
+                new.own_calls.store(old.own_calls.load(Relaxed), Relaxed);
                 new.msn.store(old.msn.load(Relaxed), Relaxed);
                 old.abandon();
                 new
@@ -95,11 +99,14 @@ pub(crate) fn at_end() {
 
 /// Another program may get our sockets.
 pub(crate) fn before_exec() {
+    let mut inherited = Vec::new();
     each_socket(|number, d: &'static Dgram| {
-        let is_ours = !d.is_plain() || d.told.load(Relaxed) != 0;
-        if is_ours && !kernel::closes_on_exec(number) {
-            frames::hand_over(number, d);
-            d.plain(Why::Exec);
+        if !kernel::closes_on_exec(number) {
+            inherited.push((number, d));
         }
     });
+    frames::hand_over(&inherited);
+    for (_, d) in inherited {
+        d.plain(Why::Exec);
+    }
 }

@@ -1,33 +1,34 @@
 //! Datagrams to other hosts as Sends of datagram-iWARP, on the program's own socket (`--datagrams`).
 //!
 //! Addresses, readiness, errors and order stay the kernel's. A send whose receiver takes frames goes as one; every other goes as it is. What a socket
-//! receives is looked at as soon as the process has the broker's `Q_Key`, whether or not it has told the broker of that socket: so a thread that waits
-//! already, a program that has been started again and one that shares the socket take frames as well. `weft_run::ud` has frames and messages.
+//! receives is looked at from the start of the process on, whether or not it has told the broker of that socket: so a thread that waits already and a
+//! program that has been started again take frames as well. A socket that two processes share takes none: one of them may read it in its own way.
+//! `weft_run::ud` has frames and messages.
 //!
 //! # Safety
 //!
 //! The program's buffers are as its call says.
 
 use libc::{c_int, c_void, iovec, msghdr, socklen_t, ssize_t};
-use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::ptr::{NonNull, null_mut};
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
 use weft_ring::checked;
 use weft_run::dgram::{self as rules, Route};
 use weft_run::meet::Why;
-use weft_run::ud::{self, Frame, Kind, LEASE_MS, MESSAGE, Message, Note, Opened};
+use weft_run::ud::{self, Frame, Heard, Kind, LEASE_MS, MESSAGE, Message, Note, Opened};
 use weft_sys::{settings as environment, unix};
 
 use super::addr::{EASY, To, source};
+use super::buffer::{Buffer, ROOM};
 use super::rings::Out;
 use super::{Dgram, now_ms};
 use crate::hidden::Own;
-use crate::iov::{copy_pieces, total};
+use crate::iov::{copy_pieces, is_bad, one, total};
 use crate::kernel::{self, borrowed};
 use crate::private::{Guards, Held, Private};
 use crate::{handlers, ledger, next, set_errno, settings, signal};
@@ -39,13 +40,19 @@ const ROUTES: usize = 64 << 10;
 const HOSTS: usize = 64;
 /// A host without a broker, and a broker that is gone, are not tried for this time.
 const AGAIN_MS: u64 = 60_000;
+/// The same after one that has answered.
+const SOON_MS: u64 = 1000;
 /// The first pause before a destination is asked for again that takes no frames, and the longest.
 const PAUSE_MS: u64 = 250;
 const LONGEST_PAUSE_MS: u64 = 64_000;
-/// How long the first UDP socket waits for the broker's `Q_Key`; without it datagrams are plain.
+/// How long a datagram that may be a frame waits for the broker's `Q_Key`, once in a process.
 const KEY_MS: c_int = 200;
-/// A socket that others are to read gets no frames any more after this time, if its peers' brokers are there.
-const PARTING_NS: i64 = 50_000_000;
+/// A socket that others are to read gets no frames any more after this time, if its peers' brokers are there. The broker's answer is awaited as long.
+const PARTING_MS: u64 = 50;
+/// Datagrams that are dropped then, at most.
+const DROPPED: usize = 64 << 10;
+/// Frames up to this length, with the headers of UDP and IP, are one packet on all paths: IPv6's least MTU.
+const SAFE_MTU: usize = 1280;
 /// Answers read at a time.
 const ANSWERS: usize = 256;
 
@@ -55,6 +62,11 @@ static QKEYS: [AtomicU64; 2] = [const { AtomicU64::new(NO_KEY) }; 2];
 const NO_KEY: u64 = u64::MAX;
 /// Of the frames that this process sends.
 static INCARNATION: AtomicU32 = AtomicU32::new(0);
+/// Whether a datagram has waited for the key.
+static AWAITED: AtomicBool = AtomicBool::new(false);
+/// Number of the session in which sockets are told of now; 0: there is none, and the next is not tried before the other.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+static NEXT_SESSION: AtomicU64 = AtomicU64::new(0);
 /// When the answers were last looked for.
 static LOOKED: AtomicU64 = AtomicU64::new(0);
 static COUNTS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
@@ -71,16 +83,17 @@ struct Answer {
     /// The next question is due then, after this pause.
     next: AtomicU64,
     pause: AtomicU64,
+    /// The longest datagram that is one packet as far as the kernel knows; looked at with each question.
+    packet: AtomicUsize,
 }
 
 struct Dest {
     count: u64,
-    /// The longest datagram of one packet, from where, and what is known of it; `None`: it stays plain, or is not looked at yet.
+    /// From where, and what is known of it; `None`: it stays plain, or is not looked at yet.
     way: Option<Way>,
 }
 
 struct Way {
-    packet: usize,
     route: Route,
     answer: Arc<Answer>,
 }
@@ -93,6 +106,8 @@ struct Host {
     ip: IpAddr,
     /// The way of the questions; `None`: no broker there.
     wire: Option<Own>,
+    /// The broker there has answered.
+    has_answered: bool,
     /// It is not asked before.
     next: u64,
 }
@@ -100,9 +115,8 @@ struct Host {
 /// The process's ties to its broker.
 pub(crate) struct Process {
     session: Option<Own>,
-    /// Number of the session: sockets are told of in each.
-    number: u32,
-    next: u64,
+    /// Sessions so far: sockets are told of in each.
+    sessions: u32,
     hosts: Vec<Host>,
     routes: Option<HashMap<Route, Arc<Answer>>>,
 }
@@ -111,8 +125,7 @@ static PROCESS: Private<Process> = Private::new(
     Guards::Frames,
     Process {
         session: None,
-        number: 0,
-        next: 0,
+        sessions: 0,
         hosts: Vec::new(),
         routes: None,
     },
@@ -129,23 +142,37 @@ fn is_wanted() -> bool {
     WANTED.load(Relaxed) && !settings::is_off()
 }
 
-/// A socket is new: from the first one on the process has the broker's `Q_Key`.
+/// A socket is new: from the first one on the process asks for the broker's `Q_Key`.
 pub(crate) fn followed() {
-    if is_wanted()
-        && QKEYS[0].load(Relaxed) == NO_KEY
-        && let Some(mut process) = PROCESS.lock_once()
-    {
-        let errno = crate::errno();
-        process.open_session();
-        set_errno(errno);
+    if is_wanted() && NUMBER.load(Relaxed) == 0 {
+        with_process(Process::open_session);
     }
+}
+
+fn with_process<T>(f: impl FnOnce(&mut Process) -> T) -> Option<T> {
+    let mut process = PROCESS.lock_once()?;
+    let errno = crate::errno();
+    let done = f(&mut process);
+    set_errno(errno);
+    Some(done)
 }
 
 /// Returns true if what sockets receive is looked at.
 #[inline]
 pub(crate) fn are_taken() -> bool {
     // In a sandbox no call may be made that the program does not make.
-    QKEYS[0].load(Relaxed) != NO_KEY && !handlers::are_given_back()
+    WANTED.load(Relaxed) && !handlers::are_given_back()
+}
+
+/// Returns true if what this socket receives is looked at.
+#[inline]
+pub(crate) fn looks_at(d: &Dgram) -> bool {
+    are_taken() && !d.own_calls.load(Relaxed)
+}
+
+#[inline]
+fn has_key() -> bool {
+    QKEYS[0].load(Relaxed) != NO_KEY
 }
 
 fn qkeys() -> [u32; 2] {
@@ -153,51 +180,104 @@ fn qkeys() -> [u32; 2] {
     [now, if before == NO_KEY { now } else { before }].map(|key| key as u32)
 }
 
+/// A program that was started in the place of another one gets that one's frames before its broker's first word.
+#[cold]
+fn await_key() {
+    if !is_wanted() || AWAITED.swap(true, SeqCst) {
+        return;
+    }
+    let wire = with_process(|process| {
+        process.open_session();
+        process.session.as_ref().map(|wire| wire.0)
+    });
+    if let Some(Some(wire)) = wire {
+        let errno = crate::errno();
+        kernel::poll_one(wire, libc::POLLIN, KEY_MS);
+        set_errno(errno);
+        with_process(Process::hear);
+    }
+}
+
 impl Process {
+    /// Greets the broker, if that is due. Nobody waits for its answer.
     fn open_session(&mut self) {
         let now = now_ms();
-        if self.session.is_some() || now < self.next {
+        if self.session.is_some() || now < NEXT_SESSION.load(Relaxed) {
             return;
         }
-        self.next = now + 1000;
-        match self.try_session() {
-            Ok(true) => {}
-            Ok(false) => ledger::datagrams_stay(Why::NoBroker),
+        NEXT_SESSION.store(now + SOON_MS, Relaxed);
+        match ud::session() {
+            Ok(Some(wire)) => {
+                self.session = Own::new(wire);
+                if INCARNATION.load(Relaxed) == 0 {
+                    INCARNATION.store(ud::incarnation(), Relaxed);
+                }
+                self.hear();
+            }
+            Ok(None) => ledger::datagrams_stay(Why::NoBroker),
             Err(why) => {
-                // It is there, and does not answer: no other socket waits for it soon.
-                self.next = now + AGAIN_MS;
+                NEXT_SESSION.store(now + AGAIN_MS, Relaxed);
                 ledger::datagrams_stay(why);
             }
         }
     }
 
-    fn try_session(&mut self) -> Result<bool, Why> {
-        let Some(wire) = ud::session()? else {
-            return Ok(false);
-        };
-        let wire = Own::new(wire).ok_or(Why::Descriptors)?;
-        kernel::poll_one(wire.0, libc::POLLIN, KEY_MS);
-        let qkey = ud::key(&wire)?.ok_or(Why::NoBroker)?;
+    /// The broker is gone, or does not understand us: in a next session sockets are told of again.
+    fn end_session(&mut self) {
+        self.session = None;
+        NUMBER.store(0, SeqCst);
+    }
+
+    /// Reads what the broker has said: its key, and which sockets that have parted had been found.
+    fn hear(&mut self) {
+        self.hear_left(|_, _| {});
+    }
+
+    fn hear_left(&mut self, mut left: impl FnMut(u64, bool)) {
+        while let Some(wire) = &self.session {
+            match ud::heard(wire) {
+                Ok(None) => break,
+                Ok(Some(Heard::Key(qkey))) => self.learn(qkey),
+                Ok(Some(Heard::Left { cookie, was_found })) => left(cookie, was_found),
+                Err(_) => self.end_session(),
+            }
+        }
+    }
+
+    fn learn(&mut self, qkey: u32) {
         let before = QKEYS[0].load(Relaxed);
         if before != u64::from(qkey) {
             QKEYS[1].store(before, SeqCst);
             QKEYS[0].store(qkey.into(), SeqCst);
         }
-        if INCARNATION.load(Relaxed) == 0 {
-            INCARNATION.store(ud::incarnation(), Relaxed);
+        self.sessions = self.sessions.wrapping_add(1).max(1);
+        NUMBER.store(self.sessions, SeqCst);
+    }
+
+    /// Tells the broker of a socket. One that is behind is left, which takes all sockets out.
+    fn tell(&mut self, note: Note) -> bool {
+        let told = (self.session.as_ref()).is_some_and(|wire| ud::tell(wire, note).is_ok());
+        if !told {
+            self.end_session();
         }
-        self.number = self.number.wrapping_add(1).max(1);
-        self.session = Some(wire);
-        Ok(true)
+        told
+    }
+
+    /// Takes a socket out, with this word. Returns true if the broker hears it.
+    fn leave(&mut self, d: &Dgram, note: impl FnOnce(u64) -> Note) -> bool {
+        d.frameless.store(true, SeqCst);
+        let told = d.told.swap(0, SeqCst);
+        let is_now = told != 0 && told == NUMBER.load(SeqCst);
+        let is_heard = is_now && self.tell(note(d.cookie.load(Relaxed)));
+        if told != 0 && !is_heard {
+            d.doubtful.store(true, SeqCst);
+        }
+        is_heard
     }
 
     /// Reads what has come.
     fn read(&mut self) {
-        if let Some(wire) = &self.session
-            && ud::key(wire).is_err()
-        {
-            self.session = None;
-        }
+        self.hear();
         let routes = self.routes.get_or_insert_default();
         for host in &mut self.hosts {
             let Some(wire) = &host.wire else { continue };
@@ -205,6 +285,7 @@ impl Process {
                 let mut bytes = [0; MESSAGE + 1];
                 match unix::recv_bytes(wire, &mut bytes) {
                     Ok(Some(n)) => {
+                        host.has_answered = true;
                         let told = Message::parse(&bytes[..n]);
                         let known = told.and_then(|it| Some((it, routes.get(&it.route)?)));
                         if let Some((message, answer)) = known {
@@ -214,9 +295,11 @@ impl Process {
                     Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
                     Ok(None) | Err(_) => {
                         host.wire = None;
-                        host.next = now_ms() + AGAIN_MS;
+                        // One that was there may have been started again, or ours.
+                        let pause = if host.has_answered { SOON_MS } else { AGAIN_MS };
+                        host.next = now_ms() + pause;
                         let of = routes.iter().filter(|(route, _)| route.to.ip() == host.ip);
-                        of.for_each(|(_, answer)| answer.until.store(0, SeqCst));
+                        of.for_each(|(_, answer)| answer.lose(host.next));
                         break;
                     }
                 }
@@ -258,6 +341,7 @@ impl Process {
                 return Err(Why::PlainHost);
             }
             host.next = now + AGAIN_MS;
+            host.has_answered = false;
             let wire = ud::ask_host(ip)?.ok_or(Why::NoBroker)?;
             host.wire = Some(Own::new(wire).ok_or(Why::Descriptors)?);
         }
@@ -277,6 +361,7 @@ impl Process {
         self.hosts.push(Host {
             ip,
             wire: None,
+            has_answered: false,
             next: 0,
         });
         self.hosts.len() - 1
@@ -298,11 +383,17 @@ impl Answer {
             self.until.store(now + LEASE_MS, SeqCst);
             return;
         }
-        self.until.store(0, SeqCst);
         if message.kind == Kind::Lost {
-            self.pause.store(PAUSE_MS, Relaxed);
-            self.next.store(now + PAUSE_MS, Relaxed);
+            return self.lose(now + PAUSE_MS);
         }
+        self.until.store(0, SeqCst);
+    }
+
+    /// It does not count any more, and the next question is due then.
+    fn lose(&self, next: u64) {
+        self.until.store(0, SeqCst);
+        self.pause.store(PAUSE_MS, Relaxed);
+        self.next.store(next, Relaxed);
     }
 
     /// Returns true if the next question is due, which the caller asks.
@@ -330,17 +421,13 @@ fn tick() {
     if LOOKED.load(Relaxed) == now || LOOKED.swap(now, Relaxed) == now {
         return;
     }
-    if let Some(mut process) = PROCESS.lock_once() {
-        let errno = crate::errno();
-        process.read();
-        set_errno(errno);
-    }
+    with_process(Process::read);
 }
 
 /// Returns true if a socket may send frames.
 #[inline]
 pub(crate) fn may_go(d: &Dgram) -> bool {
-    are_taken() && is_wanted() && !d.frameless.load(Relaxed)
+    is_wanted() && are_taken() && !d.frameless.load(Relaxed)
 }
 
 /// A datagram was received or sent by a socket of which the broker is to know.
@@ -349,72 +436,125 @@ pub(crate) fn used(fd: c_int, d: &'static Dgram) {
         return;
     }
     tick();
-    let told = d.told.load(Relaxed);
-    if told != 0 && told == NUMBER.load(Relaxed) {
+    let number = NUMBER.load(Relaxed);
+    let is_told = number != 0 && d.told.load(Relaxed) == number;
+    if is_told || number == 0 && now_ms() < NEXT_SESSION.load(Relaxed) {
         return;
     }
-    let Some(mut process) = PROCESS.lock_once() else {
+    with_process(|process| {
+        process.open_session();
+        let number = NUMBER.load(Relaxed);
+        // Under the lock: who takes the socket out comes before or after.
+        if number == 0 || d.frameless.load(SeqCst) || !d.is(fd) {
+            return;
+        }
+        let before = d.told.load(Relaxed);
+        if before != number
+            && let Ok(cookie) = rules::cookie(borrowed(fd))
+            && process.tell(Note::Takes(cookie))
+        {
+            d.cookie.store(cookie, Relaxed);
+            d.told.store(number, SeqCst);
+            // This broker does not know whom the one before has told.
+            d.doubtful.fetch_or(before != 0, SeqCst);
+        }
+    });
+}
+
+/// Takes the socket out: its datagrams are plain from now on, and its peers hear so. Frames under way are still taken.
+pub(crate) fn leave(d: &'static Dgram) {
+    d.frameless.store(true, SeqCst);
+    if d.told.load(SeqCst) == 0 || handlers::are_given_back() {
         return;
-    };
+    }
+    with_process(|process| {
+        process.leave(d, Note::Gone);
+        // Peers may have sent frames.
+        d.doubtful.store(true, SeqCst);
+    });
+}
+
+/// Others read these sockets from now on. In those to which peers may have sent frames all that waits is dropped.
+pub(crate) fn hand_over(sockets: &[(c_int, &'static Dgram)]) {
+    if !are_taken() {
+        return;
+    }
+    with_process(|process| {
+        let mut asked = Vec::new();
+        for (_, d) in sockets {
+            if process.leave(d, Note::Part) {
+                asked.push((d.cookie.load(Relaxed), *d));
+            }
+        }
+        let until = now_ms() + PARTING_MS;
+        loop {
+            process.hear_left(|cookie, was_found| {
+                asked.retain(|&(of, d)| {
+                    if of == cookie && was_found {
+                        d.doubtful.store(true, SeqCst);
+                    }
+                    of != cookie
+                });
+            });
+            let left = until.saturating_sub(now_ms());
+            let Some(wire) = process.session.as_ref().filter(|_| left > 0) else {
+                break;
+            };
+            if asked.is_empty() {
+                break;
+            }
+            kernel::poll_one(wire.0, libc::POLLIN, left as c_int);
+        }
+        for (_, d) in asked {
+            d.doubtful.store(true, SeqCst);
+        }
+    });
     let errno = crate::errno();
-    process.open_session();
-    NUMBER.store(process.number, Relaxed);
-    if let Some(wire) = &process.session
-        && d.told.load(Relaxed) != process.number
-        && let Ok(cookie) = rules::cookie(borrowed(fd))
-        && ud::tell(wire, Note::Takes(cookie)).is_ok()
-    {
-        d.cookie.store(cookie, Relaxed);
-        d.told.store(process.number, Relaxed);
+    let doubtful = |(_, d): &&(c_int, &'static Dgram)| d.doubtful.load(SeqCst);
+    if sockets.iter().any(|one| doubtful(&one)) {
+        kernel::nap(PARTING_MS as i64 * 1_000_000);
+    }
+    for (fd, d) in sockets.iter().filter(doubtful) {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        for _ in 0..DROPPED {
+            // SAFETY: no memory is written. Other errors are of datagrams that were sent.
+            let n = unsafe { next::recv(*fd, null_mut(), 0, flags) };
+            if n < 0 && matches!(crate::errno(), libc::EAGAIN | libc::EBADF) {
+                break;
+            }
+        }
+        d.doubtful.store(false, SeqCst);
     }
     set_errno(errno);
 }
 
-/// Number of the present session, for a look without the lock.
-static NUMBER: AtomicU32 = AtomicU32::new(0);
-
-/// Takes the socket out: its datagrams are plain from now on, and its peers hear so. Frames under way are still taken. Returns true if peers may send frames.
-pub(crate) fn leave(d: &'static Dgram) -> bool {
-    d.frameless.store(true, SeqCst);
-    let told = d.told.swap(0, SeqCst);
-    if told == 0 || handlers::are_given_back() {
-        return false;
-    }
-    if let Some(process) = PROCESS.lock_once()
-        && let Some(wire) = &process.session
-        && told == process.number
-    {
-        let errno = crate::errno();
-        let _ = ud::tell(wire, Note::Gone(d.cookie.load(Relaxed)));
-        set_errno(errno);
-    }
-    true
-}
-
-/// Others read the socket from now on: frames that wait in it are dropped, with all other datagrams that do.
-pub(crate) fn hand_over(fd: c_int, d: &'static Dgram) {
-    if leave(d) {
-        let errno = crate::errno();
-        kernel::nap(PARTING_NS);
-        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        // SAFETY: no memory is written.
-        while unsafe { next::recv(fd, null_mut(), 0, flags) } >= 0 {}
-        set_errno(errno);
-    }
-}
-
-/// Held over a fork.
+/// Held over a fork. Both processes have the sockets from then on, so none takes frames any more.
 pub(crate) fn before_fork() -> Option<Held<Process>> {
     PROCESS.lock_once()
+}
+
+/// The same for each socket, under the lock.
+pub(crate) fn shared(process: &mut Option<Held<Process>>, d: &'static Dgram) {
+    if !WANTED.load(Relaxed) {
+        return;
+    }
+    let was_told = d.told.load(SeqCst) != 0;
+    d.frameless.store(true, SeqCst);
+    if let Some(process) = process {
+        let errno = crate::errno();
+        process.leave(d, Note::Gone);
+        set_errno(errno);
+    }
+    d.doubtful.fetch_or(was_told, SeqCst);
 }
 
 /// The parent's ties are not the child's.
 pub(crate) fn in_child(process: Option<Held<Process>>) {
     if let Some(mut process) = process {
-        process.session = None;
-        process.next = 0;
+        process.end_session();
         process.hosts.clear();
         process.routes = None;
+        NEXT_SESSION.store(0, Relaxed);
     }
 }
 
@@ -430,53 +570,14 @@ pub(crate) fn own_moves(fd: c_int, to: c_int) -> bool {
     })
 }
 
-/// Memory for one datagram.
-struct Buffer(NonNull<u8>);
-
-const ROOM: usize = 64 << 10;
-const LAYOUT: Layout = Layout::new::<[u8; ROOM]>();
-/// Buffers that wait: a thread that sends or receives has one, and a handler that interrupts it another.
-static SPARE: [AtomicPtr<u8>; 8] = [const { AtomicPtr::new(null_mut()) }; 8];
-
-impl Buffer {
-    fn take() -> Option<Buffer> {
-        let spare = SPARE
-            .iter()
-            .find_map(|spare| NonNull::new(spare.swap(null_mut(), SeqCst)));
-        // SAFETY: the layout is not empty. All of it is written once, so that it is a slice of bytes.
-        let new = || unsafe {
-            let new = NonNull::new(alloc(LAYOUT))?;
-            new.as_ptr().write_bytes(0, ROOM);
-            Some(new)
-        };
-        spare.or_else(new).map(Buffer)
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: memory of that size, which is ours alone.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), ROOM) }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let is_kept = SPARE.iter().any(|spare| {
-            spare
-                .compare_exchange(null_mut(), self.0.as_ptr(), SeqCst, Relaxed)
-                .is_ok()
-        });
-        if !is_kept {
-            // SAFETY: it is from `alloc`, and nobody has it.
-            unsafe { dealloc(self.0.as_ptr(), LAYOUT) };
-        }
-    }
-}
-
 impl Dests {
     fn dest(&mut self, addr: SocketAddr) -> Option<&mut Dest> {
         if self.0.len() >= DESTS && !self.0.contains_key(&addr) {
-            // Those that stayed plain make room.
-            self.0.retain(|_, dest| dest.way.is_some());
+            // Those that get no frames make room.
+            let now = now_ms();
+            let gets_frames = |way: &Way| now < way.answer.until.load(Relaxed);
+            self.0
+                .retain(|_, dest| dest.way.as_ref().is_some_and(gets_frames));
             if self.0.len() >= DESTS {
                 return None;
             }
@@ -489,19 +590,14 @@ impl Dests {
     }
 }
 
-/// The route of a datagram, and the longest datagram that is one packet on it. The socket is bound to the port of `from`.
+/// The route of a datagram. The socket is bound to the port of `from`.
 fn way(from: SocketAddr, to: SocketAddr) -> Option<Way> {
     let route = Route::new(from, to);
     if !route.may_be_remote() {
         return None;
     }
-    let packet = packet(to)?;
     let answer = PROCESS.lock_once()?.answer(&route)?;
-    Some(Way {
-        packet,
-        route,
-        answer,
-    })
+    Some(Way { route, answer })
 }
 
 /// The longest datagram to there that is one packet.
@@ -518,10 +614,24 @@ fn packet(to: SocketAddr) -> Option<usize> {
     usize::try_from(mtu).ok()?.checked_sub(headers)
 }
 
+/// Returns true if a datagram of `len` bytes is as likely to arrive when it has `more` bytes. What the kernel knows to be one packet need not be one on a
+/// narrower part of the path, and what tells of that may be filtered. Longer ones are in fragments, which routers may divide further.
+fn is_as_safe(len: usize, more: usize, packet: usize, is_v6: bool) -> bool {
+    let headers = if is_v6 { 48 } else { 28 };
+    if len <= packet {
+        return len + more <= packet.min(SAFE_MTU - headers);
+    }
+    // IPv6 has a header in each fragment.
+    let room = (packet + if is_v6 { 0 } else { 8 }) & !7;
+    let fragments = |len: usize| (len + 8).div_ceil(room.max(8));
+    fragments(len) == fragments(len + more)
+}
+
 /// What a send needs to know.
 struct Plan {
     frame: Frame,
     packet: usize,
+    is_v6: bool,
 }
 
 /// Sends a datagram as a frame. `None`: it goes as it is.
@@ -547,9 +657,8 @@ pub(crate) unsafe fn transmit(
     let plan = plan(fd, d, to)?;
     let len = total(iov);
     let (front, more) = ud::overhead(len);
-    // What is one packet stays one.
-    let splits = len <= plan.packet && len + more > plan.packet;
-    if flags & !EASY != 0 || len > ud::MAX_PAYLOAD || splits {
+    let is_safe = is_as_safe(len, more, plan.packet, plan.is_v6);
+    if flags & !EASY != 0 || len > ud::MAX_PAYLOAD || !is_safe {
         return None;
     }
     let mut buffer = Buffer::take()?;
@@ -612,14 +721,14 @@ fn plan(fd: c_int, d: &'static Dgram, to: To) -> Option<Plan> {
         set_errno(errno);
     }
     let way = dest.way.as_ref()?;
-    if way.answer.is_due(now)
-        && let Some(mut process) = PROCESS.lock_once()
-    {
-        let errno = crate::errno();
-        if let Err(why) = process.ask(&way.route) {
-            ledger::datagrams_stay(why);
-        }
-        set_errno(errno);
+    if way.answer.is_due(now) {
+        with_process(|process| {
+            let packet = packet(addr).unwrap_or(0);
+            way.answer.packet.store(packet, Relaxed);
+            if let Err(why) = process.ask(&way.route) {
+                ledger::datagrams_stay(why);
+            }
+        });
     }
     if now >= way.answer.until.load(SeqCst) {
         return None;
@@ -631,10 +740,14 @@ fn plan(fd: c_int, d: &'static Dgram, to: To) -> Option<Plan> {
         incarnation: INCARNATION.load(Relaxed),
         msn: d.msn.fetch_add(1, Relaxed).wrapping_add(1),
     };
-    let packet = way.packet;
+    let packet = way.answer.packet.load(Relaxed);
     drop(tx);
     used(fd, d);
-    Some(Plan { frame, packet })
+    Some(Plan {
+        frame,
+        packet,
+        is_v6: addr.is_ipv6(),
+    })
 }
 
 /// The queue pair number of a socket.
@@ -658,40 +771,35 @@ pub(crate) fn readdressed(d: &Dgram) {
 /// Receives a datagram from the kernel, and takes it out of its frame. With `MSG_PEEK` too.
 ///
 /// # Safety
-/// As `recvmsg(2)`.
+/// As `recvmsg(2)`; the pointers beside a header may be bad.
 pub(crate) unsafe fn receive(fd: c_int, d: &Dgram, out: &Out<'_>, flags: c_int) -> ssize_t {
-    loop {
-        let Some(mut buffer) = Buffer::take() else {
-            set_errno(libc::ENOMEM);
-            return -1;
-        };
-        // SAFETY: the caller's promise.
-        if let Some(n) = unsafe { receive_into(&mut buffer, fd, d, out, flags) } {
-            return n;
-        }
+    let failed = d.failed.swap(0, SeqCst);
+    if failed != 0 {
+        set_errno(failed);
+        return -1;
     }
+    // SAFETY: the caller's promise.
+    unsafe { receive_now(fd, d, out, flags) }
 }
 
-/// `None`: the datagram was dropped.
-unsafe fn receive_into(
-    buffer: &mut Buffer,
-    fd: c_int,
-    d: &Dgram,
-    out: &Out<'_>,
-    flags: c_int,
-) -> Option<ssize_t> {
+unsafe fn receive_now(fd: c_int, d: &Dgram, out: &Out<'_>, flags: c_int) -> ssize_t {
+    let Some(mut buffer) = Buffer::take() else {
+        set_errno(libc::ENOMEM);
+        return -1;
+    };
     let whole = iovec {
         iov_base: buffer.0.as_ptr().cast(),
         iov_len: ROOM,
     };
+    let mut name = [0_u8; size_of::<libc::sockaddr_storage>()];
     // SAFETY: all zeros is the empty message; the rest is the caller's promise.
     let (n, message) = unsafe {
         let mut message: msghdr = std::mem::zeroed();
         if let Some(header) = out.header.as_ref() {
             message = *header;
-        } else if !out.name.is_null() && !out.name_len.is_null() {
-            message.msg_name = out.name.cast();
-            message.msg_namelen = *out.name_len;
+        } else if !out.name.is_null() {
+            message.msg_name = name.as_mut_ptr().cast();
+            message.msg_namelen = name.len() as socklen_t;
         }
         message.msg_iov = (&raw const whole).cast_mut();
         message.msg_iovlen = 1;
@@ -699,22 +807,10 @@ unsafe fn receive_into(
         (n, message)
     };
     let Ok(n) = usize::try_from(n) else {
-        return Some(-1);
+        return -1;
     };
     let datagram = &buffer.bytes()[..n.min(ROOM)];
-    let payload = match ud::open(datagram, &qkeys(), || own_number(fd, d)) {
-        Opened::Plain => datagram,
-        Opened::Payload(range) => {
-            if flags & libc::MSG_PEEK == 0 {
-                COUNTS[RECEIVED].fetch_add(1, Relaxed);
-            }
-            &datagram[range]
-        }
-        Opened::Refused => {
-            drop_peeked(fd, flags);
-            return None;
-        }
-    };
+    let payload = unframed(fd, d, datagram, flags);
     let (len, room) = (payload.len(), total(out.iov));
     let given = len.min(room);
     let copied = copy_pieces(out.iov, 0, given, |to, piece, done| {
@@ -724,7 +820,7 @@ unsafe fn receive_into(
     });
     if copied < given {
         set_errno(libc::EFAULT);
-        return Some(-1);
+        return -1;
     }
     // SAFETY: the caller's promise.
     unsafe {
@@ -735,8 +831,11 @@ unsafe fn receive_into(
             if len > room {
                 header.msg_flags |= libc::MSG_TRUNC;
             }
-        } else if !out.name.is_null() && !out.name_len.is_null() {
-            *out.name_len = message.msg_namelen;
+        } else if !out.name.is_null()
+            && let Err(errno) = give_name(out, &name, message.msg_namelen)
+        {
+            set_errno(errno);
+            return -1;
         }
     }
     let told = if flags & libc::MSG_TRUNC != 0 {
@@ -744,22 +843,64 @@ unsafe fn receive_into(
     } else {
         given
     };
-    Some(told as ssize_t)
+    told as ssize_t
 }
 
-/// Counts a datagram that is dropped, and takes it out of the socket if it was only looked at.
-fn drop_peeked(fd: c_int, flags: c_int) {
-    COUNTS[REFUSED].fetch_add(1, Relaxed);
-    if flags & libc::MSG_PEEK != 0 {
-        // SAFETY: no memory is written. Where another thread has taken it, another datagram is lost.
-        unsafe { next::recv(fd, null_mut(), 0, libc::MSG_DONTWAIT) };
+fn unframed<'a>(fd: c_int, d: &Dgram, datagram: &'a [u8], flags: c_int) -> &'a [u8] {
+    if !ud::may_be_frame(datagram) {
+        return datagram;
+    }
+    if !has_key() {
+        await_key();
+    }
+    if !has_key() {
+        return datagram;
+    }
+    let (payload, count) = match ud::open(datagram, &qkeys(), || own_number(fd, d)) {
+        Opened::Plain => return datagram,
+        Opened::Payload(range) => (&datagram[range], RECEIVED),
+        // To drop it would let a receive wait after `poll` has announced it.
+        Opened::Refused => (datagram, REFUSED),
+    };
+    if flags & libc::MSG_PEEK == 0 {
+        COUNTS[count].fetch_add(1, Relaxed);
+    }
+    payload
+}
+
+/// Copies to memory of the program, which may not be there.
+unsafe fn put(to: *mut c_void, bytes: &[u8]) -> Result<(), c_int> {
+    let copied = copy_pieces(&one(to, bytes.len()), 0, bytes.len(), |to, len, done| {
+        // SAFETY: as above.
+        unsafe { checked::copy(to, bytes[done..][..len].as_ptr().cast_mut(), len) }
+    });
+    if copied == bytes.len() {
+        Ok(())
+    } else {
+        Err(libc::EFAULT)
     }
 }
 
-/// The length of the kernel's next datagram without its frame. `None`: there is none.
+/// Writes the sender's address as the kernel does.
+unsafe fn give_name(out: &Out<'_>, name: &[u8], len: socklen_t) -> Result<(), c_int> {
+    if is_bad(out.name_len) {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: it was readable just now.
+    let room = unsafe { out.name_len.read_unaligned() };
+    if room > i32::MAX as socklen_t {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: `put` takes any address.
+    unsafe {
+        put(out.name.cast(), &name[..room.min(len) as usize])?;
+        put(out.name_len.cast(), &len.to_ne_bytes())
+    }
+}
+
+/// The length of the kernel's next datagram without its frame. `None`: there is none, or an error of another datagram is to be told first.
 pub(crate) fn next_len(fd: c_int, d: &Dgram) -> Option<usize> {
     let errno = crate::errno();
-    let mut buffer = Buffer::take()?;
     let nobody = Out {
         iov: &[],
         name: null_mut(),
@@ -767,12 +908,18 @@ pub(crate) fn next_len(fd: c_int, d: &Dgram) -> Option<usize> {
         header: null_mut(),
     };
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    let len = loop {
+    // A look would take the error away.
+    let has_failed = kernel::poll_one(fd, 0, 0) & libc::POLLERR != 0;
+    let len = if has_failed {
+        None
+    } else {
         // SAFETY: nothing of the program's is written.
-        if let Some(n) = unsafe { receive_into(&mut buffer, fd, d, &nobody, flags) } {
-            break usize::try_from(n).ok();
-        }
+        usize::try_from(unsafe { receive_now(fd, d, &nobody, flags) }).ok()
     };
+    if len.is_none() && !has_failed && crate::errno() != libc::EAGAIN {
+        // It came meanwhile: the next receive tells it.
+        d.failed.store(crate::errno(), SeqCst);
+    }
     set_errno(errno);
     len
 }
@@ -784,6 +931,34 @@ pub(crate) fn explained() -> String {
         return String::new();
     }
     format!(
-        "  datagram-iWARP: {sent} datagrams sent, {received} received, {refused} dropped as damaged or not for a socket\n"
+        "  datagram-iWARP: {sent} datagrams sent, {received} received, {refused} given as they are: damaged, or not for the socket\n"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_as_safe;
+
+    #[test]
+    fn frames_are_as_many_packets_as_their_datagrams_on_every_path() {
+        for (len, packet, is_v6, is_safe) in [
+            (0, 1472, false, true),
+            (1216, 1472, false, true),
+            // A router may have an MTU of 1,280.
+            (1217, 1472, false, false),
+            (1472, 1472, false, false),
+            (1196, 1452, true, true),
+            (1197, 1452, true, false),
+            (900, 920, false, false),
+            // In two fragments, and at the end of the second.
+            (1473, 1472, false, true),
+            (2916, 1472, false, true),
+            (2917, 1472, false, false),
+            (60_000, 65_507, false, false),
+            (5000, 1472, false, true),
+        ] {
+            let got = is_as_safe(len, 36, packet, is_v6);
+            assert_eq!(got, is_safe, "{len} of {packet}");
+        }
+    }
 }

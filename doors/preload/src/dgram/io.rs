@@ -5,19 +5,20 @@
 //! Each is as safe as its manual page says.
 
 use libc::{
-    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec,
+    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t,
+    timespec,
 };
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::addr::To;
 use super::rings::Out;
-use super::rx::{receive, receive_many};
+use super::rx::{KERNEL_ONLY, receive, receive_many};
 use super::tx::{self, has_ring, went_by_kernel};
 use super::{Dgram, addr, frames, of};
 use crate::clock::TimeLimit;
 use crate::iov::{is_bad, is_bad_list, is_optional, one, vector};
-use crate::{kernel, next};
+use crate::{kernel, next, set_errno};
 
 fn bare(iov: &[iovec]) -> Out<'_> {
     Out {
@@ -60,6 +61,36 @@ pub(crate) unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     }
 }
 
+/// `None`: it is for the kernel to answer.
+///
+/// # Safety
+/// As `preadv2(2)`.
+pub(crate) unsafe fn preadv2(
+    fd: c_int,
+    iov: *const iovec,
+    n: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> Option<ssize_t> {
+    /// The flags of the calls with lists: of these only `RWF_NOWAIT` means anything for a receive.
+    const KNOWN: c_int = 0x3f;
+    let d = of(fd).filter(|_| offset == -1 && flags & !KNOWN == 0)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let list = vector(iov, n as usize)?;
+        if list.iter().all(|one| one.iov_len == 0) {
+            return None;
+        }
+        let how = if flags & libc::RWF_NOWAIT != 0 {
+            libc::MSG_DONTWAIT
+        } else {
+            0
+        };
+        let kernel = |more| kernel::receive(fd, list, how | more);
+        Some(receive(fd, d, &bare(list), how, &kernel))
+    }
+}
+
 /// # Safety
 /// As `recvfrom(2)`.
 pub(crate) unsafe fn recvfrom(
@@ -73,18 +104,24 @@ pub(crate) unsafe fn recvfrom(
     // SAFETY: the caller's promise.
     unsafe {
         // Odd arguments are left to the kernel to judge, and do not touch the rings.
-        let odd = !is_optional(name)
-            || !is_optional(name_len)
-            || !name.is_null() && (name_len.is_null() || *name_len > i32::MAX as u32);
-        let Some(d) = of(fd).filter(|_| !odd) else {
+        let Some(d) = of(fd) else {
             return next::recvfrom(fd, buf, n, flags, name, name_len);
         };
+        let odd = !name.is_null()
+            && (is_bad(name_len) || *name_len > i32::MAX as u32 || !is_optional(name));
         let iov = one(buf, n);
         let out = Out {
             name,
-            name_len,
+            name_len: if name.is_null() { null_mut() } else { name_len },
             ..bare(&iov)
         };
+        if odd {
+            return if frames::looks_at(d) && flags & KERNEL_ONLY == 0 {
+                frames::receive(fd, d, &out, flags)
+            } else {
+                next::recvfrom(fd, buf, n, flags, name, name_len)
+            };
+        }
         receive(fd, d, &out, flags, &|more| {
             next::recvfrom(fd, buf, n, flags | more, name, name_len)
         })
@@ -100,15 +137,22 @@ unsafe fn receive_message(
     // SAFETY: the caller's promise.
     unsafe {
         let kernel = |more| next::recvmsg(fd, message, flags | more);
-        let is_odd = !is_optional((*message).msg_name) || !is_optional((*message).msg_control);
-        let list = vector((*message).msg_iov, (*message).msg_iovlen);
-        let Some(list) = list.filter(|_| !is_odd) else {
+        // The kernel refuses it before it looks for a datagram.
+        let Some(list) = vector((*message).msg_iov, (*message).msg_iovlen) else {
             return kernel(0);
         };
         let out = Out {
             header: message,
             ..bare(list)
         };
+        let is_odd = !is_optional((*message).msg_name) || !is_optional((*message).msg_control);
+        if is_odd {
+            return if frames::looks_at(d) && flags & KERNEL_ONLY == 0 {
+                frames::receive(fd, d, &out, flags)
+            } else {
+                kernel(0)
+            };
+        }
         receive(fd, d, &out, flags, &kernel)
     }
 }
@@ -137,10 +181,15 @@ pub(crate) unsafe fn recvmmsg(
     // SAFETY: the caller's promise.
     unsafe {
         let call = || next::recvmmsg(fd, messages, n, flags, timeout);
-        let fits = n > 0 && !is_bad_list(messages, n as usize) && is_optional(timeout);
-        let Some(d) = of(fd).filter(|_| fits) else {
+        // The kernel fills no more.
+        let most = n.min(1024) as usize;
+        let Some(d) = of(fd).filter(|_| n > 0 && is_optional(timeout)) else {
             return call();
         };
+        let is_short = is_bad_list(messages, most);
+        if is_short && !frames::looks_at(d) {
+            return call();
+        }
         // Without rings one call of the kernel receives them all.
         if let Some(got) = receive_many(fd, d, call) {
             return got;
@@ -148,8 +197,15 @@ pub(crate) unsafe fn recvmmsg(
         let limit = TimeLimit::begin(timeout.as_ref());
         let mut now = flags & !libc::MSG_WAITFORONE;
         let mut done = 0;
-        for at in 0..n.min(1024) as usize {
+        for at in 0..most {
             let one = messages.add(at);
+            if is_short && is_bad(one) {
+                if at == 0 {
+                    set_errno(libc::EFAULT);
+                    return -1;
+                }
+                break;
+            }
             let got = receive_message(fd, d, &raw mut (*one).msg_hdr, now);
             if got < 0 {
                 return if at == 0 { -1 } else { at as c_int };

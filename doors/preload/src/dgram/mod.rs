@@ -11,6 +11,7 @@
 //! checks that the descriptor still is that socket. A lock marks its thread ([`Held`]): a signal handler of that thread takes no lock of the same socket.
 
 pub(crate) mod addr;
+mod buffer;
 pub(crate) mod fork;
 pub(crate) mod frames;
 pub(crate) mod io;
@@ -77,6 +78,12 @@ pub(crate) struct Dgram {
     pub(crate) cookie: AtomicU64,
     /// Its queue pair number; 0: not asked yet.
     pub(crate) number: AtomicU32,
+    /// Frames may wait in it that the broker does not know of.
+    pub(crate) doubtful: AtomicBool,
+    /// Only the program's own calls receive from it.
+    pub(crate) own_calls: AtomicBool,
+    /// An error that a look has taken from the kernel; 0: none.
+    pub(crate) failed: AtomicI32,
     /// Frames sent.
     pub(crate) msn: AtomicU32,
     /// `SO_RCVTIMEO` in milliseconds; 0: none.
@@ -225,10 +232,13 @@ impl Dgram {
             &self.edge,
             &self.pktinfo,
             &self.frameless,
+            &self.doubtful,
+            &self.own_calls,
         ] {
             flag.store(false, SeqCst);
         }
         self.number.store(0, Relaxed);
+        self.failed.store(0, Relaxed);
         self.msn.store(0, Relaxed);
         self.received.store(0, Relaxed);
         self.looked.store(0, Relaxed);
@@ -278,12 +288,13 @@ pub(crate) fn forget(fd: c_int, d: &'static Dgram) {
 pub(crate) fn copied(d: &'static Dgram, new: c_int) {
     if !table::holds(new) {
         // Calls by that number would not be seen.
+        frames::hand_over(&[(new, d)]);
         return d.plain(Why::Descriptors);
     }
     d.refs.fetch_add(1, SeqCst);
     table::put(new, Entry::socket(d));
     if new <= libc::STDERR_FILENO {
-        frames::hand_over(new, d);
+        frames::hand_over(&[(new, d)]);
         d.plain(Why::Stdio);
     }
 }
@@ -291,8 +302,8 @@ pub(crate) fn copied(d: &'static Dgram, new: c_int) {
 /// The socket is used in a way that is not followed.
 pub(crate) fn make_plain(fd: c_int, why: Why) {
     if let Some(d) = of(fd) {
-        if matches!(why, Why::Stdio | Why::Passed | Why::Exec) {
-            frames::hand_over(fd, d);
+        if matches!(why, Why::Stdio | Why::Passed | Why::Exec | Why::Splice) {
+            frames::hand_over(&[(fd, d)]);
         }
         d.plain(why);
     }
@@ -300,6 +311,12 @@ pub(crate) fn make_plain(fd: c_int, why: Why) {
 
 /// Moves all sockets to the kernel, because the library does not see what the process does from now on.
 pub(crate) fn everything_plain(why: Why) {
+    if matches!(why, Why::Sandbox | Why::IoUring) {
+        // What they receive is not looked at any more.
+        let mut all = Vec::new();
+        table::each_socket(|fd, d: &'static Dgram| all.push((fd, d)));
+        frames::hand_over(&all);
+    }
     table::each_socket(|_, d: &'static Dgram| d.plain(why));
 }
 

@@ -148,6 +148,11 @@ fn number(value: *const c_void, len: socklen_t) -> c_int {
 /// Follows an option that the kernel has accepted.
 pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) {
     let Some(d) = of(fd) else { return };
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_PEEK_OFF) {
+        // It counts what a call looks at: the program's buffer, not one of ours.
+        frames::hand_over(&[(fd, d)]);
+        d.own_calls.store(true, SeqCst);
+    }
     if !is_fit_for_frames(level, name) {
         return d.plain(Why::Option);
     }
@@ -175,6 +180,16 @@ pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, le
             }
             d.pktinfo.store(number(value, len) != 0, SeqCst);
         }
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
+        | (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER)
+            if !matches!(
+                number(value, len),
+                libc::IP_PMTUDISC_DONT | libc::IP_PMTUDISC_WANT
+            ) =>
+        {
+            // The program looks for the longest packet itself.
+            frames::leave(d);
+        }
         _ => {}
     }
 }
@@ -189,7 +204,7 @@ pub(crate) unsafe fn ioctl(
     call: impl Fn() -> c_int,
 ) -> c_int {
     let out: *mut c_int = std::ptr::with_exposed_provenance_mut(arg as usize);
-    let is_frame = op == libc::FIONREAD && frames::are_taken() && !is_bad(out);
+    let is_frame = op == libc::FIONREAD && frames::looks_at(d) && !is_bad(out);
     if op == libc::FIONREAD && d.inbound.load(SeqCst) && !out.is_null() && !signal::is_inside(d) {
         let next = if d.is(fd) { d.rx().next_len(fd) } else { None };
         if let Some(len) = next {

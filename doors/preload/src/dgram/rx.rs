@@ -24,7 +24,7 @@ const MAX_SILENT: usize = 4;
 const MAX_TURNS: u32 = 16;
 
 /// Flags of receives that only the kernel answers.
-const KERNEL_ONLY: c_int = libc::MSG_ERRQUEUE | libc::MSG_OOB;
+pub(super) const KERNEL_ONLY: c_int = libc::MSG_ERRQUEUE | libc::MSG_OOB;
 
 /// Receives a datagram. `kernel` is the program's own call with flags added.
 ///
@@ -42,7 +42,7 @@ pub(crate) unsafe fn receive(
     }
     // SAFETY: the caller's promise.
     let unframed = |more| unsafe { frames::receive(fd, d, out, flags | more) };
-    let kernel = if frames::are_taken() {
+    let kernel = if frames::looks_at(d) {
         &unframed
     } else {
         kernel
@@ -234,7 +234,7 @@ pub(crate) fn receive_many(
     d: &'static Dgram,
     call: impl FnOnce() -> c_int,
 ) -> Option<c_int> {
-    if frames::are_taken() {
+    if frames::looks_at(d) {
         return None;
     }
     let waiting = ready::kernel_alone(d)?;
