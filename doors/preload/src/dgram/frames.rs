@@ -9,7 +9,7 @@
 //!
 //! The program's buffers are as its call says.
 
-use libc::{c_int, c_void, iovec, msghdr, socklen_t, ssize_t};
+use libc::{c_int, c_void, iovec, socklen_t, ssize_t};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::null_mut;
@@ -20,15 +20,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use weft_ring::checked;
 use weft_run::dgram::{self as rules, Route};
 use weft_run::meet::Why;
-use weft_run::ud::{self, Frame, Heard, Kind, LEASE_MS, MESSAGE, Message, Note, Opened};
+use weft_run::ud::{self, Frame, Heard, Kind, LEASE_MS, MESSAGE, Message, Note};
 use weft_sys::{settings as environment, unix};
 
 use super::addr::{EASY, To, source};
-use super::buffer::{Buffer, ROOM};
-use super::rings::Out;
+use super::buffer::Buffer;
 use super::{Dgram, now_ms};
 use crate::hidden::Own;
-use crate::iov::{copy_pieces, is_bad, one, total};
+use crate::iov::{copy_pieces, total};
 use crate::kernel::{self, borrowed};
 use crate::private::{Guards, Held, Private};
 use crate::{handlers, ledger, next, set_errno, settings, signal};
@@ -69,10 +68,10 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 static NEXT_SESSION: AtomicU64 = AtomicU64::new(0);
 /// When the answers were last looked for.
 static LOOKED: AtomicU64 = AtomicU64::new(0);
-static COUNTS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+pub(super) static COUNTS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 const SENT: usize = 0;
-const RECEIVED: usize = 1;
-const REFUSED: usize = 2;
+pub(super) const RECEIVED: usize = 1;
+pub(super) const REFUSED: usize = 2;
 
 /// What is known of a destination; answers are written by whichever thread reads them.
 #[derive(Default)]
@@ -171,18 +170,18 @@ pub(crate) fn looks_at(d: &Dgram) -> bool {
 }
 
 #[inline]
-fn has_key() -> bool {
+pub(super) fn has_key() -> bool {
     QKEYS[0].load(Relaxed) != NO_KEY
 }
 
-fn qkeys() -> [u32; 2] {
+pub(super) fn qkeys() -> [u32; 2] {
     let [now, before] = [&QKEYS[0], &QKEYS[1]].map(|key| key.load(Relaxed));
     [now, if before == NO_KEY { now } else { before }].map(|key| key as u32)
 }
 
 /// A program that was started in the place of another one gets that one's frames before its broker's first word.
 #[cold]
-fn await_key() {
+pub(super) fn await_key() {
     if !is_wanted() || AWAITED.swap(true, SeqCst) {
         return;
     }
@@ -464,13 +463,15 @@ pub(crate) fn used(fd: c_int, d: &'static Dgram) {
 /// Takes the socket out: its datagrams are plain from now on, and its peers hear so. Frames under way are still taken.
 pub(crate) fn leave(d: &'static Dgram) {
     d.frameless.store(true, SeqCst);
-    if d.told.load(SeqCst) == 0 || handlers::are_given_back() {
+    if !are_taken() {
         return;
     }
+    // Under the lock, although most are not told of: another thread may be about to.
     with_process(|process| {
+        let was_told = d.told.load(SeqCst) != 0;
         process.leave(d, Note::Gone);
         // Peers may have sent frames.
-        d.doubtful.store(true, SeqCst);
+        d.doubtful.fetch_or(was_told, SeqCst);
     });
 }
 
@@ -750,178 +751,9 @@ fn plan(fd: c_int, d: &'static Dgram, to: To) -> Option<Plan> {
     })
 }
 
-/// The queue pair number of a socket.
-fn own_number(fd: c_int, d: &Dgram) -> Option<u32> {
-    let known = d.number.load(Relaxed);
-    if known != 0 {
-        return Some(known);
-    }
-    let errno = crate::errno();
-    let number = kernel::local_port(fd).map(ud::number);
-    set_errno(errno);
-    d.number.store(number.unwrap_or(0), Relaxed);
-    number
-}
-
 /// The socket was bound or connected.
 pub(crate) fn readdressed(d: &Dgram) {
     d.number.store(0, Relaxed);
-}
-
-/// Receives a datagram from the kernel, and takes it out of its frame. With `MSG_PEEK` too.
-///
-/// # Safety
-/// As `recvmsg(2)`; the pointers beside a header may be bad.
-pub(crate) unsafe fn receive(fd: c_int, d: &Dgram, out: &Out<'_>, flags: c_int) -> ssize_t {
-    let failed = d.failed.swap(0, SeqCst);
-    if failed != 0 {
-        set_errno(failed);
-        return -1;
-    }
-    // SAFETY: the caller's promise.
-    unsafe { receive_now(fd, d, out, flags) }
-}
-
-unsafe fn receive_now(fd: c_int, d: &Dgram, out: &Out<'_>, flags: c_int) -> ssize_t {
-    let Some(mut buffer) = Buffer::take() else {
-        set_errno(libc::ENOMEM);
-        return -1;
-    };
-    let whole = iovec {
-        iov_base: buffer.0.as_ptr().cast(),
-        iov_len: ROOM,
-    };
-    let mut name = [0_u8; size_of::<libc::sockaddr_storage>()];
-    // SAFETY: all zeros is the empty message; the rest is the caller's promise.
-    let (n, message) = unsafe {
-        let mut message: msghdr = std::mem::zeroed();
-        if let Some(header) = out.header.as_ref() {
-            message = *header;
-        } else if !out.name.is_null() {
-            message.msg_name = name.as_mut_ptr().cast();
-            message.msg_namelen = name.len() as socklen_t;
-        }
-        message.msg_iov = (&raw const whole).cast_mut();
-        message.msg_iovlen = 1;
-        let n = next::recvmsg(fd, &raw mut message, flags & !libc::MSG_TRUNC);
-        (n, message)
-    };
-    let Ok(n) = usize::try_from(n) else {
-        return -1;
-    };
-    let datagram = &buffer.bytes()[..n.min(ROOM)];
-    let payload = unframed(fd, d, datagram, flags);
-    let (len, room) = (payload.len(), total(out.iov));
-    let given = len.min(room);
-    let copied = copy_pieces(out.iov, 0, given, |to, piece, done| {
-        let from = payload[done..][..piece].as_ptr();
-        // SAFETY: into the program's memory.
-        unsafe { checked::copy(to, from.cast_mut(), piece) }
-    });
-    if copied < given {
-        set_errno(libc::EFAULT);
-        return -1;
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        if let Some(header) = out.header.as_mut() {
-            header.msg_namelen = message.msg_namelen;
-            header.msg_controllen = message.msg_controllen;
-            header.msg_flags = message.msg_flags & !libc::MSG_TRUNC;
-            if len > room {
-                header.msg_flags |= libc::MSG_TRUNC;
-            }
-        } else if !out.name.is_null()
-            && let Err(errno) = give_name(out, &name, message.msg_namelen)
-        {
-            set_errno(errno);
-            return -1;
-        }
-    }
-    let told = if flags & libc::MSG_TRUNC != 0 {
-        len
-    } else {
-        given
-    };
-    told as ssize_t
-}
-
-fn unframed<'a>(fd: c_int, d: &Dgram, datagram: &'a [u8], flags: c_int) -> &'a [u8] {
-    if !ud::may_be_frame(datagram) {
-        return datagram;
-    }
-    if !has_key() {
-        await_key();
-    }
-    if !has_key() {
-        return datagram;
-    }
-    let (payload, count) = match ud::open(datagram, &qkeys(), || own_number(fd, d)) {
-        Opened::Plain => return datagram,
-        Opened::Payload(range) => (&datagram[range], RECEIVED),
-        // To drop it would let a receive wait after `poll` has announced it.
-        Opened::Refused => (datagram, REFUSED),
-    };
-    if flags & libc::MSG_PEEK == 0 {
-        COUNTS[count].fetch_add(1, Relaxed);
-    }
-    payload
-}
-
-/// Copies to memory of the program, which may not be there.
-unsafe fn put(to: *mut c_void, bytes: &[u8]) -> Result<(), c_int> {
-    let copied = copy_pieces(&one(to, bytes.len()), 0, bytes.len(), |to, len, done| {
-        // SAFETY: as above.
-        unsafe { checked::copy(to, bytes[done..][..len].as_ptr().cast_mut(), len) }
-    });
-    if copied == bytes.len() {
-        Ok(())
-    } else {
-        Err(libc::EFAULT)
-    }
-}
-
-/// Writes the sender's address as the kernel does.
-unsafe fn give_name(out: &Out<'_>, name: &[u8], len: socklen_t) -> Result<(), c_int> {
-    if is_bad(out.name_len) {
-        return Err(libc::EFAULT);
-    }
-    // SAFETY: it was readable just now.
-    let room = unsafe { out.name_len.read_unaligned() };
-    if room > i32::MAX as socklen_t {
-        return Err(libc::EINVAL);
-    }
-    // SAFETY: `put` takes any address.
-    unsafe {
-        put(out.name.cast(), &name[..room.min(len) as usize])?;
-        put(out.name_len.cast(), &len.to_ne_bytes())
-    }
-}
-
-/// The length of the kernel's next datagram without its frame. `None`: there is none, or an error of another datagram is to be told first.
-pub(crate) fn next_len(fd: c_int, d: &Dgram) -> Option<usize> {
-    let errno = crate::errno();
-    let nobody = Out {
-        iov: &[],
-        name: null_mut(),
-        name_len: null_mut(),
-        header: null_mut(),
-    };
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    // A look would take the error away.
-    let has_failed = kernel::poll_one(fd, 0, 0) & libc::POLLERR != 0;
-    let len = if has_failed {
-        None
-    } else {
-        // SAFETY: nothing of the program's is written.
-        usize::try_from(unsafe { receive_now(fd, d, &nobody, flags) }).ok()
-    };
-    if len.is_none() && !has_failed && crate::errno() != libc::EAGAIN {
-        // It came meanwhile: the next receive tells it.
-        d.failed.store(crate::errno(), SeqCst);
-    }
-    set_errno(errno);
-    len
 }
 
 /// For `--explain`; empty where the program did not ask for frames.

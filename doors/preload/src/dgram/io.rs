@@ -15,7 +15,7 @@ use super::addr::To;
 use super::rings::Out;
 use super::rx::{KERNEL_ONLY, receive, receive_many};
 use super::tx::{self, has_ring, went_by_kernel};
-use super::{Dgram, addr, frames, of};
+use super::{Dgram, addr, frames, of, unframed};
 use crate::clock::TimeLimit;
 use crate::iov::{is_bad, is_bad_list, is_optional, one, vector};
 use crate::{kernel, next, set_errno};
@@ -117,7 +117,7 @@ pub(crate) unsafe fn recvfrom(
         };
         if odd {
             return if frames::looks_at(d) && flags & KERNEL_ONLY == 0 {
-                frames::receive(fd, d, &out, flags)
+                unframed::receive(fd, d, &out, flags)
             } else {
                 next::recvfrom(fd, buf, n, flags, name, name_len)
             };
@@ -148,7 +148,7 @@ unsafe fn receive_message(
         let is_odd = !is_optional((*message).msg_name) || !is_optional((*message).msg_control);
         if is_odd {
             return if frames::looks_at(d) && flags & KERNEL_ONLY == 0 {
-                frames::receive(fd, d, &out, flags)
+                unframed::receive(fd, d, &out, flags)
             } else {
                 kernel(0)
             };
@@ -208,7 +208,14 @@ pub(crate) unsafe fn recvmmsg(
             }
             let got = receive_message(fd, d, &raw mut (*one).msg_hdr, now);
             if got < 0 {
-                return if at == 0 { -1 } else { at as c_int };
+                if at == 0 {
+                    return -1;
+                }
+                // The next call tells it.
+                if frames::looks_at(d) && crate::errno() != libc::EAGAIN {
+                    d.failed.store(crate::errno(), SeqCst);
+                }
+                return at as c_int;
             }
             (*one).msg_len = got as c_uint;
             done = at as c_int + 1;

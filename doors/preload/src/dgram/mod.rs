@@ -20,6 +20,7 @@ pub(crate) mod ready;
 pub(crate) mod rings;
 pub(crate) mod rx;
 pub(crate) mod tx;
+mod unframed;
 
 use libc::c_int;
 use std::ops::{Deref, DerefMut};

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
-use super::{Dgram, frames, of, tx};
+use super::{Dgram, frames, of, tx, unframed};
 use crate::iov::is_bad;
 use crate::kernel::{self, borrowed};
 use crate::{signal, table};
@@ -216,7 +216,7 @@ pub(crate) unsafe fn ioctl(
     let rc = call();
     if rc == 0
         && is_frame
-        && let Some(len) = frames::next_len(fd, d)
+        && let Some(len) = unframed::next_len(fd, d)
     {
         // SAFETY: the kernel has just written it.
         unsafe { out.write_unaligned(len as c_int) };

@@ -13,7 +13,7 @@ use weft_run::dgram as rules;
 use weft_run::meet::Why;
 
 use super::rings::{Out, Rx, SENDER, Step};
-use super::{Dgram, frames, now_ms, ready};
+use super::{Dgram, frames, now_ms, ready, unframed};
 use crate::hidden::Own;
 use crate::kernel::{self, borrowed, entry};
 use crate::{clock, hidden, ledger, set_errno, settings, signal};
@@ -41,12 +41,8 @@ pub(crate) unsafe fn receive(
         return kernel(0);
     }
     // SAFETY: the caller's promise.
-    let unframed = |more| unsafe { frames::receive(fd, d, out, flags | more) };
-    let kernel = if frames::looks_at(d) {
-        &unframed
-    } else {
-        kernel
-    };
+    let framed = |more| unsafe { unframed::receive(fd, d, out, flags | more) };
+    let kernel = if frames::looks_at(d) { &framed } else { kernel };
     if let Some(waiting) = ready::kernel_alone(d) {
         let n = kernel(0);
         drop(waiting);
