@@ -12,7 +12,6 @@
 use libc::{c_int, c_void, iovec, socklen_t, ssize_t};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -20,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use weft_ring::checked;
 use weft_run::dgram::{self as rules, Route};
 use weft_run::meet::Why;
-use weft_run::ud::{self, Frame, Heard, Kind, LEASE_MS, MESSAGE, Message, Note};
+use weft_run::ud::{self, Frame, Heard, Kind, LEASE_MS, MESSAGE, Message, Note, Opened};
 use weft_sys::{settings as environment, unix};
 
 use super::addr::{EASY, To, source};
@@ -46,8 +45,11 @@ const PAUSE_MS: u64 = 250;
 const LONGEST_PAUSE_MS: u64 = 64_000;
 /// How long a datagram that may be a frame waits for the broker's `Q_Key`, once in a process.
 const KEY_MS: c_int = 200;
-/// A socket that others are to read gets no frames any more after this time, if its peers' brokers are there. The broker's answer is awaited as long.
+/// A socket that others are to read gets no frames any more when for this time none has come, if its peers' brokers are there. The broker's answer is
+/// awaited as long.
 const PARTING_MS: u64 = 50;
+/// How many of these times, at most.
+const PARTINGS: u32 = 40;
 /// Datagrams that are dropped then, at most.
 const DROPPED: usize = 64 << 10;
 /// Frames up to this length, with the headers of UDP and IP, are one packet on all paths: IPv6's least MTU.
@@ -511,22 +513,53 @@ pub(crate) fn hand_over(sockets: &[(c_int, &'static Dgram)]) {
         }
     });
     let errno = crate::errno();
-    let doubtful = |(_, d): &&(c_int, &'static Dgram)| d.doubtful.load(SeqCst);
-    if sockets.iter().any(|one| doubtful(&one)) {
-        kernel::nap(PARTING_MS as i64 * 1_000_000);
-    }
-    for (fd, d) in sockets.iter().filter(doubtful) {
-        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        for _ in 0..DROPPED {
-            // SAFETY: no memory is written. Other errors are of datagrams that were sent.
-            let n = unsafe { next::recv(*fd, null_mut(), 0, flags) };
-            if n < 0 && matches!(crate::errno(), libc::EAGAIN | libc::EBADF) {
+    let doubtful: Vec<_> = sockets
+        .iter()
+        .filter(|(_, d)| d.doubtful.load(SeqCst))
+        .collect();
+    let drop_all = || {
+        let frames: usize = doubtful.iter().map(|(fd, _)| drop_waiting(*fd)).sum();
+        frames > 0
+    };
+    if !doubtful.is_empty() {
+        drop_all();
+        for _ in 0..PARTINGS {
+            kernel::nap(PARTING_MS as i64 * 1_000_000);
+            if !drop_all() {
                 break;
             }
         }
+    }
+    for (_, d) in doubtful {
         d.doubtful.store(false, SeqCst);
     }
     set_errno(errno);
+}
+
+/// Drops what waits in a socket. Returns how many frames were among it.
+fn drop_waiting(fd: c_int) -> usize {
+    let Some(mut buffer) = Buffer::take() else {
+        return 0;
+    };
+    let room = buffer.bytes();
+    let mut frames = 0;
+    for _ in 0..DROPPED {
+        // SAFETY: into our buffer.
+        let n = unsafe { next::recv(fd, room.as_mut_ptr().cast(), room.len(), libc::MSG_DONTWAIT) };
+        let Ok(n) = usize::try_from(n) else {
+            // Other errors are of datagrams that were sent.
+            if matches!(
+                crate::errno(),
+                libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH
+            ) {
+                continue;
+            }
+            break;
+        };
+        let is_frame = has_key() && ud::open(&room[..n], &qkeys(), || None) != Opened::Plain;
+        frames += usize::from(is_frame);
+    }
+    frames
 }
 
 /// Held over a fork. Both processes have the sockets from then on, so none takes frames any more.
