@@ -5,6 +5,7 @@ mod common;
 
 mod advise;
 mod cc;
+mod containers;
 mod cp;
 mod cp_archive;
 mod cp_fetch;

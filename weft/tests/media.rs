@@ -197,6 +197,26 @@ fn memory_for_movies_is_limited() {
 }
 
 #[test]
+fn a_movie_longer_than_the_memory_comes_whole_to_several_players_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let movie = noise(9_000_001, 7);
+    fs::write(dir.path().join("a.mp4"), &movie).unwrap();
+    let server = Server::start(dir.path(), &["--memory", "4M"]);
+    std::thread::scope(|scope| {
+        for (number, local) in ["auto", "off", "auto", "off"].iter().enumerate() {
+            let (server, movie) = (&server, &movie);
+            scope.spawn(move || {
+                let from = number * 2_100_000;
+                let begin = from.to_string();
+                let (out, bytes) = play(&server.url("a.mp4"), &["--from", &begin], local);
+                assert_eq!(out.code, 0, "{out:?}");
+                assert!(bytes == movie[from..], "{local} from {from}");
+            });
+        }
+    });
+}
+
+#[test]
 fn strangers_that_keep_connecting_do_not_keep_a_known_viewer_out() {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();

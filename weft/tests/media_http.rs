@@ -1,8 +1,9 @@
 //! `weft media proxy`: HTTP as players speak it, HLS, and the page in Chromium.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -120,6 +121,35 @@ fn ranges_heads_and_tags() {
     });
     assert_ne!(new.header("etag"), Some(tag.as_str()));
     assert_eq!(get(addr, path, &[("If-None-Match", &tag)]).status, 200);
+}
+
+/// A film in blocks whose file is written anew in place, with its length and time kept, while a player reads: no answer has bytes of both.
+#[test]
+fn a_film_that_is_overwritten_is_cut_off() {
+    const LEN: usize = 48_000_000;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.mp4");
+    let bytes = noise(LEN, 5);
+    fs::write(&path, &bytes).unwrap();
+    let server = Server::start(dir.path(), &["--memory", "8M"]);
+    let proxy = proxy(&[&server]);
+    let mut player = TcpStream::connect(proxy.addr()).unwrap();
+    player
+        .write_all(b"GET /media/0/a.mp4 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut got = vec![0; 1_000_000];
+    player.read_exact(&mut got).unwrap();
+    let then = fs::metadata(&path).unwrap().modified().unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&noise(LEN, 6), 0).unwrap();
+    file.set_modified(then).unwrap();
+    // It may end with a reset.
+    let _ = player.read_to_end(&mut got);
+    let head = got.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4;
+    assert!(got.starts_with(b"HTTP/1.1 200"));
+    let body = &got[head..];
+    assert!(body.len() < LEN, "all of it has come");
+    assert!(body == &bytes[..body.len()], "bytes of another file");
 }
 
 #[test]

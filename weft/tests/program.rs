@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::common::{Output, names, weft};
+use crate::common::{Output, copy_program, names, weft};
 
 #[test]
 fn help_names_every_subcommand_and_the_exit_codes() {
@@ -123,7 +123,7 @@ fn what_a_newcomer_types() {
 fn programs_of_their_own_are_found_beside_weft() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("weft");
-    std::fs::copy(env!("CARGO_BIN_EXE_weft"), &copy).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_weft"), &copy);
     let run = |args: &[&str]| Output::of(Command::new(&copy).args(args).env("PATH", "/nowhere"));
     for (name, build) in [("bench", "./x build"), ("join", "apps/join")] {
         let out = run(&[name, "verbs"]);

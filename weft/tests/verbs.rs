@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::{Output, weft};
+use crate::common::{Output, copy_program, weft};
 
 /// A folder with two files that have the mark of our libraries, and nothing else of them.
 struct Libraries(tempfile::TempDir);
@@ -173,7 +173,7 @@ fn the_libraries_are_looked_for_and_known() {
     let home = tempfile::tempdir().unwrap();
     fs::create_dir(home.path().join("bin")).unwrap();
     let copy = home.path().join("bin/weft");
-    fs::copy(env!("CARGO_BIN_EXE_weft"), &copy).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_weft"), &copy);
     let run = || {
         let mut command = Command::new(&copy);
         command.env_remove("WEFT_VERBS_LIB").args(["verbs", "true"]);

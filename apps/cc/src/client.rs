@@ -10,6 +10,8 @@ use std::process::Command;
 use crate::ipc::Line;
 use crate::launch::{FROM, Launch, Next};
 
+/// The variable that allows connections without TLS.
+pub const PLAIN: &str = "WEFT_CC_PLAIN";
 pub(crate) const HOSTS: &str = "WEFT_CC_HOSTS";
 /// Set for the compilers that are started from here: one that is a script which calls `weft cc` again would wait for a place that it has itself.
 pub(crate) const ACTIVE: &str = "WEFT_CC_ACTIVE";

@@ -15,8 +15,9 @@ use std::time::Instant;
 
 use rustix::fs::FlockOperation;
 
-use crate::digest::{self, ASSEMBLER, DRIVER, Digest, LOADER, Parts, SPECS};
+use crate::digest::{self, ASSEMBLER, CLANG, DRIVER, Digest, LOADER, Parts, SPECS, machine};
 use crate::lock;
+use crate::options::Family;
 
 /// Bytes that a packed compiler may have, and files in it.
 pub(crate) const MAX_PACKED: u64 = 256 << 20;
@@ -25,20 +26,10 @@ const MAX_FILES: usize = 64;
 const MAX_UNPACKED: u64 = 1 << 30;
 /// Workers of one user on one machine, each with a folder of its own.
 const MAX_FOLDERS: usize = 64;
-/// The part of an ELF file that identifies its machine: class, byte order, machine.
-const ELF_HEADER: usize = 20;
-
 /// Names that lead nowhere else.
 fn is_plain(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
     (1..=100).contains(&name.len()) && !name.starts_with(['.', '-']) && name.chars().all(good)
-}
-
-/// The machine of a program; `None` for a file that is no program.
-fn machine(path: &Path) -> io::Result<Option<[u8; 4]>> {
-    let mut head = [0; ELF_HEADER];
-    let whole = File::open(path)?.read_exact(&mut head).is_ok();
-    Ok((whole && head.starts_with(b"\x7fELF")).then_some([head[4], head[5], head[18], head[19]]))
 }
 
 /// Writes a compiler whose digest this was.
@@ -117,6 +108,7 @@ pub(crate) struct Installed {
     pub(crate) dir: PathBuf,
     /// The beginning of its command.
     pub(crate) command: Vec<OsString>,
+    pub(crate) family: Family,
     size: u64,
 }
 
@@ -143,10 +135,13 @@ impl Installed {
         if digest::of_files(&digests) != *digest {
             return Err("it is not the one that was named".into());
         }
-        if let Some(name) = [DRIVER, ASSEMBLER, SPECS]
-            .into_iter()
-            .find(|&name| !digests.contains_key(name))
-        {
+        let clang = digests.contains_key(CLANG);
+        let needed: &[&str] = if clang {
+            &[CLANG, SPECS]
+        } else {
+            &[DRIVER, ASSEMBLER, SPECS]
+        };
+        if let Some(name) = needed.iter().find(|&&name| !digests.contains_key(name)) {
             return Err(format!("it has no {name}"));
         }
         let mut command = Vec::new();
@@ -161,6 +156,15 @@ impl Installed {
         if dynamic {
             command.extend([file(LOADER), "--library-path".into(), home.clone().into()]);
         }
+        if clang {
+            command.push(file(CLANG));
+            return Ok(Self {
+                dir: home,
+                command,
+                size,
+                family: Family::Clang,
+            });
+        }
         // Programs and specs of this directory come before all others.
         command.extend([file(DRIVER), joined(["-B", "/"])]);
         if dynamic {
@@ -172,6 +176,7 @@ impl Installed {
             dir: home,
             command,
             size,
+            family: Family::Gcc,
         })
     }
 }

@@ -1,5 +1,7 @@
 //! The functions that the fuzz targets call.
 
+use crate::options::{Family, check_job, parse_as};
+
 /// Arbitrary bytes as each message of the protocol, and as command lines.
 pub fn cc_wire(data: &[u8]) {
     crate::wire::check_any(data);
@@ -7,11 +9,16 @@ pub fn cc_wire(data: &[u8]) {
         .split('\0')
         .map(|word| word.replace('@', ""))
         .collect();
-    let _ = crate::options::check_job(&words);
     let args: Vec<std::ffi::OsString> = words.iter().map(Into::into).collect();
-    if let Ok(plan) = crate::options::parse(std::path::Path::new("/"), &args) {
-        // A worker accepts every job that is sent.
-        assert_eq!(crate::options::check_job(&plan.job), Ok(()));
+    for family in [Family::Gcc, Family::Clang] {
+        let _ = check_job(family, &words);
+        if let Ok(plan) = parse_as(family, std::path::Path::new("/"), &args) {
+            // A worker accepts every job that is sent.
+            assert_eq!(check_job(family, &plan.job), Ok(()));
+        }
+    }
+    if let Some((entry, len)) = crate::tree::Entry::decode(data) {
+        assert_eq!(entry.encode(), data[..len]);
     }
     let _ = crate::options::stays(data);
     assert!(crate::options::built_in(data).end <= data.len());

@@ -14,7 +14,7 @@ use weft_sys::{Interest, poll_fds};
 
 use crate::Endpoint;
 use crate::options::Language;
-use crate::wire::Output;
+use crate::wire::{Output, Tree};
 
 /// The path of the daemon's socket, instead of the user's own directory.
 pub const SOCKET: &str = "WEFT_CC_SOCKET";
@@ -62,6 +62,19 @@ pub struct JobAsk {
     pub len: u64,
     /// The worker preprocesses too, and no source is passed.
     pub pull: Option<PullAsk>,
+    /// What is passed are the files of the source.
+    pub tree: Option<Tree>,
+    /// Without TLS, to workers that take that.
+    pub plain: bool,
+}
+
+/// The options of a job of clang.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TreeAsk {
+    /// Options of the preprocessor, each value apart.
+    pub cpp: Vec<String>,
+    /// Options that decide which directories the compiler searches by itself.
+    pub search: Vec<String>,
 }
 
 /// The data of a job whose source the worker preprocesses.

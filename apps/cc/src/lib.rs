@@ -22,6 +22,7 @@ pub mod launch;
 mod link;
 pub mod options;
 mod pull;
+mod tree;
 pub mod wire;
 pub mod worker;
 

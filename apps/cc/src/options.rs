@@ -11,6 +11,14 @@ use aho_corasick::packed::Searcher;
 
 use crate::wire::Output;
 
+mod clang;
+mod rule;
+
+pub(crate) use clang::mapped;
+pub use rule::Rule;
+pub(crate) use rule::dependencies;
+use rule::{Requested, preprocessors, quoted};
+
 /// A command file (`@file`) and those that it names, in bytes.
 const MAX_RESPONSE: u64 = 1 << 20;
 /// The maximum nesting of command files.
@@ -57,11 +65,21 @@ impl Language {
     }
 }
 
+/// The compilers that workers run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    Gcc,
+    Clang,
+}
+
 /// A command that can go to a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Arguments of the preprocessor's run here; its output is standard output.
+    pub family: Family,
+    /// Arguments of the preprocessor's run here; its output is standard output. That of clang lists the files that it reads.
     pub preprocess: Vec<OsString>,
+    /// What clang's dependencies are written as; gcc writes them here.
+    pub rule: Option<Rule>,
     /// Options of the worker's compiler, without sources and outputs.
     pub job: Vec<String>,
     /// The source as it was named.
@@ -69,6 +87,8 @@ pub struct Plan {
     /// The object, or the assembler text after `-S`.
     pub output: PathBuf,
     pub language: Language,
+    /// Whether `-x` names it; else the extension does, of which C++'s drivers think otherwise.
+    pub explicit: bool,
     /// The prefix of the names of further outputs, which the object contains; empty without any.
     pub beside: String,
 }
@@ -100,6 +120,21 @@ enum Kind {
     /// The command runs here.
     Here(&'static str),
 }
+
+/// Options with a path that workers of clang take.
+pub(crate) const PATHS: &[&str] = &["-I", "-iquote", "-isystem", "-idirafter", "-include"];
+
+/// Environment variables that change what a preprocessor reads or writes.
+pub(crate) const SEARCH_ENVIRONMENT: &[&str] = words! {
+    "CPATH" "C_INCLUDE_PATH" "CPLUS_INCLUDE_PATH" "DEPENDENCIES_OUTPUT" "SUNPRO_DEPENDENCIES"
+};
+/// Environment variables that change the identity of a compiler.
+pub(crate) const ENVIRONMENT: &[&str] = &["GCC_EXEC_PREFIX", "COMPILER_PATH", "GCC_COMPARE_DEBUG"];
+/// Environment variables that change what clang does.
+pub(crate) const CLANG_ENVIRONMENT: &[&str] = words! {
+    "CCC_OVERRIDE_OPTIONS" "CC_PRINT_HEADERS" "CC_PRINT_OPTIONS" "CC_LOG_DIAGNOSTICS" "MACOSX_DEPLOYMENT_TARGET" "IPHONEOS_DEPLOYMENT_TARGET"
+    "TVOS_DEPLOYMENT_TARGET" "WATCHOS_DEPLOYMENT_TARGET" "SDKROOT"
+};
 
 /// Options whose value is the next argument, for the preprocessor.
 const CPP_VALUE: &[&str] = words! {
@@ -152,7 +187,7 @@ fn for_assembler(list: &str) -> Kind {
     }
 }
 
-/// The kind of an option without an argument.
+/// The kind of an option of gcc without an argument.
 fn kind(arg: &str) -> Kind {
     const PLUGIN: &str = "a plugin";
     const FILES: &str = "an option that names files";
@@ -215,19 +250,45 @@ fn kind(arg: &str) -> Kind {
     }
 }
 
-/// Whether a compiler's name is one of gcc's: `gcc`, `g++`, `cc`, `c++`, with a target before and a version after.
+/// Whether a driver of this name takes C for C++.
+pub(crate) fn is_cxx(name: &str) -> bool {
+    name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.')
+        .trim_end_matches('-')
+        .ends_with("++")
+}
+
+/// Whether weft cc knows a compiler by its name.
 pub fn is_driver(name: &str) -> bool {
-    let good = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
-    if name.len() > 64 || !name.chars().all(good) || name.starts_with(['-', '.']) {
-        return false;
+    Family::of(name).is_some()
+}
+
+impl Family {
+    /// Of a compiler's name: `gcc`, `g++`, `cc`, `c++`, with a target before and a version after; `clang`, `clang++` with a version after. A target
+    /// before clang's name has a file of options, which workers do not have.
+    pub fn of(name: &str) -> Option<Self> {
+        let good = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
+        if name.len() > 64 || !name.chars().all(good) || name.starts_with(['-', '.']) {
+            return None;
+        }
+        let base = name
+            .trim_end_matches(|c: char| c.is_ascii_digit() || c == '.')
+            .trim_end_matches('-');
+        if ["clang", "clang++"].contains(&base) {
+            return Some(Self::Clang);
+        }
+        let gcc = ["gcc", "g++", "cc", "c++"].iter().any(|known| {
+            base.strip_suffix(known)
+                .is_some_and(|target| target.is_empty() || target.ends_with('-'))
+        });
+        gcc.then_some(Self::Gcc)
     }
-    let base = name
-        .trim_end_matches(|c: char| c.is_ascii_digit() || c == '.')
-        .trim_end_matches('-');
-    ["gcc", "g++", "cc", "c++"].iter().any(|known| {
-        base.strip_suffix(known)
-            .is_some_and(|target| target.is_empty() || target.ends_with('-'))
-    })
+
+    fn kind(self, arg: &str) -> Kind {
+        match self {
+            Self::Gcc => kind(arg),
+            Self::Clang => clang::kind(arg),
+        }
+    }
 }
 
 /// Whether a text of a master can be an argument of a compiler, or the value of an option. gcc reads further arguments, which nobody has checked, from a file
@@ -251,10 +312,10 @@ pub(crate) fn split_beside(beside: &str) -> (&str, &str) {
 ///
 /// # Errors
 /// The option that may not be, and why.
-pub fn check_job(args: &[String]) -> Result<(), String> {
+pub fn check_job(family: Family, args: &[String]) -> Result<(), String> {
     let mut phases = 0;
     for arg in args {
-        match kind(arg) {
+        match family.kind(arg) {
             Kind::Both => phases += u32::from(arg == "-c" || arg == "-S"),
             Kind::Here(why) => return Err(format!("{arg}: {why}")),
             Kind::Cpp | Kind::Link => return Err(format!("{arg}: not for a worker")),
@@ -312,22 +373,38 @@ fn expand(dir: &Path, args: &[OsString], depth: u32) -> Result<Vec<OsString>, &'
     Ok(all)
 }
 
-#[derive(Default)]
 struct Reading {
+    family: Family,
     preprocess: Vec<OsString>,
     job: Vec<String>,
-    sources: Vec<(PathBuf, Option<Language>)>,
+    /// With their languages, and whether `-x` named them.
+    sources: Vec<(PathBuf, Option<Language>, bool)>,
     output: Option<PathBuf>,
     phases: Vec<&'static str>,
+    /// Of `-Wp,`: clang's driver puts them after all others.
+    late: Vec<OsString>,
     explicit: Option<Language>,
-    makes_dependencies: bool,
-    dependency_file: bool,
-    dependency_target: bool,
+    rule: Requested,
     /// The first reason to stay, in the order of the arguments.
     here: Option<String>,
 }
 
 impl Reading {
+    fn new(family: Family) -> Self {
+        Self {
+            family,
+            preprocess: Vec::new(),
+            job: Vec::new(),
+            sources: Vec::new(),
+            output: None,
+            phases: Vec::new(),
+            late: Vec::new(),
+            explicit: None,
+            rule: Requested::default(),
+            here: None,
+        }
+    }
+
     fn stay(&mut self, reason: impl Into<String>) {
         self.here.get_or_insert_with(|| reason.into());
     }
@@ -337,7 +414,7 @@ impl Reading {
             .explicit
             .or_else(|| path.extension().and_then(Language::of_extension));
         self.preprocess.push(again);
-        self.sources.push((path, language));
+        self.sources.push((path, language, self.explicit.is_some()));
     }
 
     fn option(&mut self, text: &str, arg: &OsString) {
@@ -346,17 +423,21 @@ impl Reading {
             "-S" => return self.phases.push("-S"),
             // It changes nothing in the output, and the worker decides where intermediate text is.
             "-pipe" => return,
-            "-MD" | "-MMD" => self.makes_dependencies = true,
+            "-MD" | "-MMD" => self.rule.make(text == "-MD"),
             _ => {}
         }
-        self.dependency_file |= text.starts_with("-MF");
-        self.dependency_target |= text.starts_with("-MT") || text.starts_with("-MQ");
-        match kind(text) {
+        self.rule.has_file |= text.starts_with("-MF");
+        self.rule.has_target |= text.starts_with("-MT") || text.starts_with("-MQ");
+        match self.family.kind(text) {
             Kind::Both => {
                 self.preprocess.push(arg.clone());
                 self.job.push(text.into());
             }
             Kind::Cpp => self.preprocess.push(arg.clone()),
+            // clang warns of what it does not need.
+            Kind::Link if self.family == Family::Clang => {
+                self.stay(format!("an option for linking ({text})"));
+            }
             Kind::Link => {}
             Kind::Here(why) => self.stay(format!("{why} ({text})")),
         }
@@ -374,21 +455,26 @@ impl Reading {
                 }
                 continue;
             };
+            let clang = self.family == Family::Clang;
             if text == "-" {
                 self.stay("standard input as the source");
             } else if !text.starts_with('-') {
                 self.source(PathBuf::from(&arg), arg.clone());
+            } else if clang && self.asks_clang_for_a_rule(text, &mut args) {
             } else if CPP_VALUE.contains(&text) {
-                self.dependency_file |= text == "-MF";
-                self.dependency_target |= text == "-MT" || text == "-MQ";
+                self.rule.has_file |= text == "-MF";
+                self.rule.has_target |= text == "-MT" || text == "-MQ";
                 self.preprocess.push(arg.clone());
                 self.preprocess.extend(args.next());
             } else if LINK_VALUE.contains(&text) {
                 args.next();
+                if clang {
+                    self.stay(format!("an option for linking ({text})"));
+                }
             } else if HERE_VALUE.contains(&text) {
                 self.stay(format!("an option that weft cc does not know ({text})"));
                 args.next();
-            } else if text == "--param" {
+            } else if text == "--param" && !clang {
                 match args.next().as_deref().and_then(OsStr::to_str) {
                     Some(value) => self.option(
                         &format!("--param={value}"),
@@ -396,6 +482,16 @@ impl Reading {
                     ),
                     None => self.stay("--param without a value"),
                 }
+            } else if text == "-target" && clang {
+                match args.next().as_deref().and_then(OsStr::to_str) {
+                    Some(value) => {
+                        let joined = format!("--target={value}");
+                        self.option(&joined, &OsString::from(&joined));
+                    }
+                    None => self.stay("-target without a value"),
+                }
+            } else if let Some(defines) = preprocessors(text).filter(|_| clang) {
+                self.late.push(defines.into());
             } else if let Some(joined) = text.strip_prefix("-o") {
                 self.output = if joined.is_empty() {
                     args.next().map(PathBuf::from)
@@ -420,15 +516,62 @@ impl Reading {
                 self.option(text, &arg);
             }
         }
+        self.preprocess.append(&mut self.late);
+    }
+
+    /// Arguments of the preprocessor, and clang's rule.
+    fn preprocessor(&mut self, output: &Path, named: bool) -> (Vec<OsString>, Option<Rule>) {
+        let mut preprocess = std::mem::take(&mut self.preprocess);
+        let rule = std::mem::take(&mut self.rule);
+        if self.family == Family::Clang {
+            // Names of files, in the order in which they are read.
+            let target = if named {
+                output.into()
+            } else {
+                output.with_extension("o")
+            };
+            preprocess.extend(["-M", "-MQ", "x"].map(OsString::from));
+            preprocess.extend(rule.phony.then(|| "-MP".into()));
+            let rule = rule.made.map(|system| Rule {
+                file: rule.file.unwrap_or_else(|| output.with_extension("d")),
+                targets: if rule.targets.is_empty() {
+                    vec![quoted(&target.to_string_lossy())]
+                } else {
+                    rule.targets
+                },
+                system,
+                phony: rule.phony,
+            });
+            return (preprocess, rule);
+        }
+        preprocess.extend(["-E", "-fdirectives-only"].map(OsString::from));
+        if rule.made.is_some() {
+            // With -E the driver would name both after other things.
+            if !rule.has_file {
+                preprocess.extend(["-MF".into(), output.with_extension("d").into_os_string()]);
+            }
+            if !rule.has_target {
+                preprocess.extend(["-MQ".into(), output.into()]);
+            }
+        }
+        (preprocess, None)
     }
 }
 
-/// Reads the arguments of a compiler (without its name) that runs in this directory.
+/// Reads the arguments of gcc (without its name) that runs in this directory.
 ///
 /// # Errors
 /// [`Here`]: the command runs here.
 pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
-    let mut reading = Reading::default();
+    parse_as(Family::Gcc, dir, args)
+}
+
+/// Reads the arguments of a compiler of this family (without its name) that runs in this directory.
+///
+/// # Errors
+/// [`Here`]: the command runs here.
+pub fn parse_as(family: Family, dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
+    let mut reading = Reading::new(family);
     let expanded = expand(dir, args, MAX_DEPTH);
     let compiles = |args: &[OsString]| args.iter().any(|arg| arg == "-c" || arg == "-S");
     let here = |reason: &str, compiles| Here {
@@ -455,17 +598,17 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
             .iter()
             .any(|arg| options.contains(&arg.as_str()))
     };
-    if asks(&["-pedantic", "-Wpedantic"]) && asks(&["-Werror"]) {
+    if family == Family::Gcc && asks(&["-pedantic", "-Wpedantic"]) && asks(&["-Werror"]) {
         return stay("-pedantic with -Werror, of which workers do not warn");
     }
-    let [(source, language)] = &reading.sources[..] else {
+    let [(source, language, explicit)] = &reading.sources[..] else {
         return stay(if reading.sources.is_empty() {
             "no source"
         } else {
             "several sources"
         });
     };
-    let Some(language) = *language else {
+    let (Some(language), explicit) = (*language, *explicit) else {
         return stay(
             "a source that workers do not compile (assembler, preprocessed, a header, or another language)",
         );
@@ -473,7 +616,17 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
     if source.file_stem() == Some(OsStr::new("conftest")) {
         return stay("a test of configure");
     }
+    if let Some(reason) = reading.any_stays() {
+        return stay(reason);
+    }
+    if family == Family::Clang
+        && let Some(reason) = reading.clang_stays(dir, source, language)
+    {
+        return stay(reason);
+    }
+    let source = source.clone();
     let extension = if phase == "-c" { "o" } else { "s" };
+    let named = reading.output.is_some();
     let output = match reading.output.take() {
         Some(output) => output,
         None => Path::new(source.file_name().unwrap_or_default()).with_extension(extension),
@@ -490,25 +643,25 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
         Ok(beside) => beside,
         Err(why) => return stay(why),
     };
-    let mut preprocess = reading.preprocess;
-    preprocess.extend(["-E", "-fdirectives-only"].map(OsString::from));
-    if reading.makes_dependencies {
-        // With -E the driver would name both after other things.
-        if !reading.dependency_file {
-            preprocess.extend(["-MF".into(), output.with_extension("d").into_os_string()]);
-        }
-        if !reading.dependency_target {
-            preprocess.extend(["-MQ".into(), output.clone().into_os_string()]);
-        }
+    let (preprocess, rule) = reading.preprocessor(&output, named);
+    let told = rule.as_ref().map(|rule| rule.file.clone());
+    if told
+        .or_else(|| dependencies(&preprocess))
+        .is_some_and(|told| rule::is_special(dir, &told))
+    {
+        return stay("dependencies in what is no regular file");
     }
     let mut job = reading.job;
     job.push(phase.into());
     Ok(Plan {
+        family,
         preprocess,
+        rule,
         job,
-        source: source.clone(),
+        source,
         output,
         language,
+        explicit,
         beside,
     })
 }
@@ -569,7 +722,20 @@ const STAYS: &[(&[u8], &str)] = &[
     (b"__DATE__", "__DATE__, which is this machine's"),
     (b"__TIMESTAMP__", "__TIMESTAMP__, which is of a file here"),
     (b"#embed", "#embed, which reads a file"),
+    (
+        b"GCC dependency",
+        "#pragma GCC dependency, which compares times of files",
+    ),
 ];
+/// Words of a C++ text that ask for the name of a function, in which clang names the file of a lambda or of another type without a name.
+const FUNCTION_NAMES: &[&[u8]] = &[b"__PRETTY_FUNCTION__", b"__FUNCSIG__", b"__builtin_FUNCSIG"];
+
+/// Whether a text has one of them.
+pub(crate) fn names_functions(source: &[u8]) -> bool {
+    let is_there = |word: &&[u8]| memchr::memmem::find(source, word).is_some();
+    FUNCTION_NAMES.iter().any(is_there)
+}
+
 /// Bytes that parts of a text must share for [`stays`] to see all that is in the whole.
 pub(crate) const STAYS_OVERLAP: usize = 13;
 

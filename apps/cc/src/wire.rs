@@ -15,7 +15,7 @@ pub(crate) const DEPTH: u16 = 16;
 /// The protocol; the value of a worker's hello is the number of jobs that it takes at once. Compilers run long.
 pub const PROTOCOL: Protocol = Protocol {
     magic: *b"weft-cc\0",
-    version: 4,
+    version: 5,
     longest: MAX_MESSAGE,
     inline: 0,
     depth: DEPTH,
@@ -119,13 +119,32 @@ pub struct Pull {
     pub system: Vec<String>,
 }
 
+/// A directory that the master's clang searches by itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Searched {
+    /// Its headers are of C, also for C++.
+    pub c: bool,
+    pub dir: String,
+}
+
+/// The data that a worker needs to compile by clang from the files themselves.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Tree {
+    /// Options of the preprocessor, each value apart.
+    pub cpp: Vec<String>,
+    /// In order.
+    pub searched: Vec<Searched>,
+    /// The system's headers count among the dependencies.
+    pub system: bool,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// Comes back in all that concerns the job.
     pub id: u32,
     /// C++ rather than C.
     pub cxx: bool,
-    /// The region of the preprocessed source, to be read.
+    /// The region of the preprocessed source, or of the files with a tree, to be read.
     pub source: Region,
     /// The region for outputs, to be written.
     pub room: Region,
@@ -143,6 +162,8 @@ pub struct Job {
     pub beside: String,
     /// The worker preprocesses too; then there is no source to be read.
     pub pull: Option<Pull>,
+    /// The source is a tree of files.
+    pub tree: Option<Tree>,
 }
 
 /// The result of a job.
@@ -170,7 +191,7 @@ pub enum Output {
     Object,
     /// Standard error.
     Diagnostics,
-    /// The output of `-MD`, if the worker preprocesses.
+    /// The output of `-MD`, if the worker preprocesses. With a tree: the names of the files that it has read, each with the end of a line.
     Dependencies,
     /// With `-gsplit-dwarf`: the debug information (`.dwo`).
     Split,
@@ -285,7 +306,11 @@ impl Request {
                 job.room.check()?;
                 let names = [&job.driver, &job.locale, &job.cwd, &job.name, &job.beside];
                 let pull = job.pull.iter().flat_map(|p| p.cpp.iter().chain(&p.system));
-                texts(names.into_iter().chain(&job.args).chain(pull))?;
+                let tree = job.tree.iter().flat_map(|tree| {
+                    let dirs = tree.searched.iter().map(|searched| &searched.dir);
+                    tree.cpp.iter().chain(dirs)
+                });
+                texts(names.into_iter().chain(&job.args).chain(pull).chain(tree))?;
             }
             Self::Room { room: region, .. } | Self::Compiler { region, .. } => region.check()?,
             Self::Files {
@@ -395,6 +420,14 @@ mod tests {
             pull: Some(Pull {
                 cpp: vec!["-I".into(), "/x".into()],
                 system: vec!["/usr/include".into()],
+            }),
+            tree: Some(Tree {
+                cpp: vec!["-D".into(), "X".into()],
+                searched: vec![Searched {
+                    c: true,
+                    dir: "/usr/include".into(),
+                }],
+                system: true,
             }),
         })
     }

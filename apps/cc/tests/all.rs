@@ -3,5 +3,7 @@
 mod common;
 
 mod build;
+mod clang;
 mod compilers;
 mod peers;
+mod plain;

@@ -7,7 +7,8 @@ use crate::common::{Bed, config, has_gcc, long_text, tls, until, worker};
 use weft_cc::ipc::Answer;
 use weft_cc::options::Language;
 use weft_cc::wire::{
-    End, Entry, Job, Node, Output, PROTOCOL, Pull, Region, Report, Request, Status, Verdict,
+    End, Entry, Job, Node, Output, PROTOCOL, Pull, Region, Report, Request, Searched, Status, Tree,
+    Verdict,
 };
 use weft_cc::worker::{Config, sandbox};
 use weft_cc::{Endpoint, find_program};
@@ -144,6 +145,7 @@ fn job(peer: &Peer, digest: [u8; 32]) -> Job {
         args: vec!["-c".into()],
         beside: String::new(),
         pull: None,
+        tree: None,
     }
 }
 
@@ -400,4 +402,123 @@ fn a_worker_that_stays_busy_does_not_hold_a_build() {
     assert!(why.contains("in time") || why.contains("too long"), "{why}");
     drop(bed);
     assert!(busy.join().unwrap() > 0);
+}
+
+/// A master of clang, whose files are none, or lie elsewhere.
+#[test]
+fn hostile_trees_are_refused() {
+    let Some(clang) = find_program("clang") else {
+        return eprintln!("skipped: there is no clang (Debian's package clang)");
+    };
+    let path = std::env::var("PATH").unwrap();
+    let digests = weft_cc::digest::Digests::default();
+    let digest = digests.of(&clang, Language::C, &path).unwrap();
+    let (worker, _at) = worker(config());
+    let device = Device::open().unwrap();
+    let peer = Peer::connect(&device, worker.local_addr());
+    let entry = |kind: u8, path: &str, rest: &[u8]| {
+        let len = (path.len() as u16).to_be_bytes();
+        [&[kind][..], &len, path.as_bytes(), rest].concat()
+    };
+    let file = |path: &str, text: &str| {
+        let len = (text.len() as u64).to_be_bytes();
+        entry(0, path, &[&len[..], text.as_bytes()].concat())
+    };
+    let outside = tempfile::tempdir().unwrap();
+    let victim = format!("{}/victim", outside.path().display());
+    let up = format!("{}{victim}", "/..".repeat(40));
+    let tree = || Tree {
+        cpp: Vec::new(),
+        searched: Vec::new(),
+        system: true,
+    };
+    let option = |option: &str, value: &str| {
+        let mut tree = tree();
+        tree.cpp = vec![option.into(), value.into()];
+        Some(tree)
+    };
+    let searched = |dir: &str| {
+        let dir = dir.into();
+        let searched = vec![Searched { c: true, dir }];
+        Some(Tree { searched, ..tree() })
+    };
+    let ask = |text: &[u8], tree: Option<Tree>, change: &dyn Fn(&mut Job)| {
+        // Behind the places of messages.
+        let at = 768 << 10;
+        peer.mr.write(at, text).unwrap();
+        let mut job = Job {
+            source: Region {
+                addr: at as u64,
+                ..peer.region(text.len() as u64)
+            },
+            room: Region {
+                addr: 800 << 10,
+                ..peer.region(100 << 10)
+            },
+            driver: "clang".into(),
+            cwd: "/w".into(),
+            tree,
+            ..job(&peer, digest)
+        };
+        change(&mut job);
+        peer.send(&Request::Job(job).encode().unwrap());
+        match Report::decode(&peer.message().unwrap()).unwrap() {
+            Report::End(end) => end,
+            other => panic!("{other:?}"),
+        }
+    };
+    let nothing = |_: &mut Job| ();
+    let good = file("/w/a.c", "int x;\n");
+    // The first one shows that the others are refused for what they are.
+    let end = ask(&good, Some(tree()), &nothing);
+    assert_eq!(end.verdict, Verdict::Done, "{}", end.reason);
+    for bad in [
+        file(&up, "x"),
+        file("w/a.c", "x"),
+        entry(1, "/w/a.c", &7_u32.to_be_bytes()),
+        [&good[..], &good].concat(),
+        [&good[..], b"rest"].concat(),
+        entry(0, "/w/a.c", &u64::MAX.to_be_bytes()),
+        entry(9, "/w", b""),
+    ] {
+        let end = ask(&bad, Some(tree()), &nothing);
+        // That a file is there already is said by the system.
+        let verdict = if bad == [&good[..], &good].concat() {
+            Verdict::Trouble
+        } else {
+            Verdict::Refused
+        };
+        assert_eq!(end.verdict, verdict, "{}", end.reason);
+    }
+    for (tree, change) in [
+        (None, &nothing as &dyn Fn(&mut Job)),
+        (option("-fplugin=/tmp/x.so", "x"), &nothing),
+        (option("-I", "@/etc/passwd"), &nothing),
+        (option("-o", &victim), &nothing),
+        (option("-D", ""), &nothing),
+        (option("-I", "/.."), &nothing),
+        (option("-include", "../../x"), &nothing),
+        (searched("@opts"), &nothing),
+        (searched("include"), &nothing),
+        (searched("-load"), &nothing),
+        (searched("/usr/../../include"), &nothing),
+        (Some(tree()), &|job| job.name = "../../etc/passwd".into()),
+        (Some(tree()), &|job| job.driver = "gcc".into()),
+        (Some(tree()), &|job| job.cwd = "/w/../..".into()),
+        (Some(tree()), &|job| job.pull = Some(Pull::default())),
+        (Some(tree()), &|job| job.name = "-o/tmp/x".into()),
+        (Some(tree()), &|job| job.args.push("-Xclang".into())),
+        (Some(tree()), &|job| {
+            job.args.push("-fprofile-use=/tmp/x".into());
+        }),
+    ] {
+        let end = ask(&good, tree, change);
+        assert_eq!(end.verdict, Verdict::Refused, "{}", end.reason);
+    }
+    // A source with a name of this machine, and one that is not among the files.
+    for name in [&victim[..], "none.c"] {
+        let end = ask(&good, Some(tree()), &|job| job.name = name.into());
+        assert_eq!(end.verdict, Verdict::Failed, "{name}: {}", end.reason);
+    }
+    assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
 }

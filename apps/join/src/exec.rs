@@ -20,6 +20,8 @@ use tokio::sync::mpsc;
 use weft_roundabout::{Canceller, Load, Next, Node, Own, Ring, RingListener, Waker, Watch};
 
 use crate::batches::{Assembly, Part, external};
+use crate::pull::{Inlet, Pulled, channel, pull, sources};
+use crate::talk::Outcome;
 
 /// The state that the operators of one query share.
 pub struct Query {
@@ -132,20 +134,34 @@ impl Query {
         sum
     }
 
+    /// What it has come to on this node, with the error that ended it.
+    pub fn outcome(&self, error: Option<&DataFusionError>) -> Outcome {
+        let load = self.load();
+        Outcome {
+            error: error.map(ToString::to_string),
+            here: error.is_some_and(|error| !is_elsewhere(error)),
+            received: load.received_bytes,
+            sent: load.sent_bytes,
+            waited: load.waited.as_secs_f64(),
+        }
+    }
+
     /// Begins to count what a node does; the number is for [`Query::over`].
-    fn running(&self, node: &Node) -> usize {
+    pub(crate) fn running(&self, node: &Node) -> usize {
         let mut loads = lock(&self.loads);
         loads.push(Exchange::Running(node.watch()));
         loads.len() - 1
     }
 
-    fn over(&self, number: usize, load: Load) {
+    /// Counts the whole of what a node did.
+    pub(crate) fn over(&self, number: usize, load: Load) {
         if let Some(exchange) = lock(&self.loads).get_mut(number) {
             *exchange = Exchange::Over(load);
         }
     }
 
-    fn join(&self, exchange: u32) -> Result<Node, weft_roundabout::Error> {
+    /// Takes this node's place in the ring of an exchange.
+    pub(crate) fn join(&self, exchange: u32) -> Result<Node, weft_roundabout::Error> {
         let ring = Ring {
             exchange,
             agreement: self.agreement.load(Ordering::SeqCst),
@@ -158,6 +174,17 @@ impl Query {
             None => cancellers.1.push(node.canceller()),
         }
         Ok(node)
+    }
+}
+
+/// Whether an error is that of another node.
+fn is_elsewhere(error: &DataFusionError) -> bool {
+    match error.find_root() {
+        DataFusionError::External(error) => matches!(
+            error.downcast_ref::<weft_roundabout::Error>(),
+            Some(weft_roundabout::Error::Failed { .. })
+        ),
+        _ => false,
     }
 }
 
@@ -272,6 +299,7 @@ impl ExecutionPlan for RoundaboutExec {
             exchange: self.exchange,
             rows: (self.kind == Kind::Rotate || self.query.ring.me == 0).then_some(rows.clone()),
             assembly: Assembly::new(schema.clone(), self.query.ring.nodes.len()),
+            what: sources(&self.input),
         };
         let runtime = tokio::runtime::Handle::current();
         let (query, over) = (Arc::clone(&self.query), Arc::clone(&self.query));
@@ -279,21 +307,28 @@ impl ExecutionPlan for RoundaboutExec {
             .name("weft-join-pump".into())
             .spawn(move || {
                 // A dropped receiver needs neither rows nor errors.
-                if let Err(error) = pump.run(input, &runtime) {
-                    if let DataFusionError::External(cause) = &error
-                        && let Some(cause) = cause.downcast_ref()
-                    {
-                        query.fail(cause);
-                    }
-                    let _ = rows.blocking_send(Err(error));
+                let end = pump.run(input, &runtime).map(|()| None);
+                if let Err(DataFusionError::External(cause)) = &end
+                    && let Some(cause) = cause.downcast_ref()
+                {
+                    query.fail(cause);
                 }
+                let _ = rows.blocking_send(end);
             })
             .map_err(DataFusionError::IoError)?;
-        let stream = futures::stream::unfold((out, over), |(mut out, over)| async {
-            let batch = out.recv().await?;
+        let stream = futures::stream::unfold(Some((out, over)), |state| async {
+            let (mut out, over) = state?;
             // Rows that arrived before the end are not processed.
-            let batch = batch.and_then(|batch| over.goes_on().map(|()| batch));
-            Some((batch, (out, over)))
+            let next = match out.recv().await {
+                Some(next) => next.and_then(|next| over.goes_on().map(|()| next)),
+                None => Err(DataFusionError::Execution(
+                    "the thread of an exchange panicked".into(),
+                )),
+            };
+            match next.transpose()? {
+                Ok(batch) => Some((Ok(batch), Some((out, over)))),
+                Err(error) => Some((Err(error), None)),
+            }
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, stream)))
     }
@@ -304,8 +339,10 @@ impl ExecutionPlan for RoundaboutExec {
 struct Pump {
     query: Arc<Query>,
     exchange: u32,
-    rows: Option<mpsc::Sender<Result<RecordBatch>>>,
+    rows: Option<mpsc::Sender<Result<Option<RecordBatch>>>>,
     assembly: Assembly,
+    /// The files of our rows.
+    what: String,
 }
 
 impl Pump {
@@ -316,9 +353,9 @@ impl Pump {
     ) -> Result<()> {
         let mut node = self.query.join(self.exchange).map_err(external)?;
         let number = self.query.running(&node);
-        let (parts, mut own) = mpsc::channel(2);
+        let (parts, mut own) = channel(node.waker(), std::mem::take(&mut self.what));
         // The input is pulled in parallel with the ring: it may itself wait for other nodes, which wait for us to forward.
-        let pulling = runtime.spawn(pull(input, self.query.ring.element, parts, node.waker()));
+        let pulling = runtime.spawn(pull(input, self.query.ring.element, parts));
         let done = self.turn(&mut node, &mut own);
         pulling.abort();
         if let Err(error) = done {
@@ -330,19 +367,18 @@ impl Pump {
         Ok(())
     }
 
-    fn turn(&mut self, node: &mut Node, own: &mut mpsc::Receiver<Result<Part>>) -> Result<()> {
+    fn turn(&mut self, node: &mut Node, own: &mut Inlet<Part>) -> Result<()> {
         let mut part: Option<Part> = None;
         let mut ended = false;
         loop {
             if part.is_none() && !ended {
-                match own.try_recv() {
-                    Ok(next) => {
-                        let mut next = next?;
+                match own.next()? {
+                    Pulled::Piece(mut next) => {
                         self.give(std::mem::take(&mut next.batches));
                         part = Some(next);
                     }
-                    Err(mpsc::error::TryRecvError::Empty) => {}
-                    Err(mpsc::error::TryRecvError::Disconnected) => ended = true,
+                    Pulled::Nothing => {}
+                    Pulled::End => ended = true,
                 }
             }
             let own = match (&part, ended) {
@@ -377,51 +413,12 @@ impl Pump {
             let taken = self
                 .rows
                 .as_ref()
-                .is_none_or(|rows| rows.blocking_send(Ok(batch)).is_ok());
+                .is_none_or(|rows| rows.blocking_send(Ok(Some(batch))).is_ok());
             if !taken {
                 self.rows = None;
             }
         }
     }
-}
-
-/// Collects the batches of the input into parts of about an element.
-pub(crate) async fn pull(
-    mut input: SendableRecordBatchStream,
-    element: usize,
-    parts: mpsc::Sender<Result<Part>>,
-    waker: weft_roundabout::Waker,
-) {
-    let schema = input.schema();
-    let (mut batches, mut bytes) = (Vec::new(), 0);
-    loop {
-        let next = input.next().await;
-        let last = !matches!(next, Some(Ok(_)));
-        match next {
-            Some(Ok(batch)) if batch.num_rows() > 0 => {
-                bytes += batch.get_array_memory_size();
-                batches.push(batch);
-            }
-            Some(Err(error)) => {
-                let _ = parts.send(Err(error)).await;
-                break;
-            }
-            _ => {}
-        }
-        if !batches.is_empty() && (last || bytes >= element * 3 / 4) {
-            let part = Part::new(&schema, std::mem::take(&mut batches));
-            bytes = 0;
-            if parts.send(part).await.is_err() {
-                break;
-            }
-            waker.wake();
-        }
-        if last {
-            break;
-        }
-    }
-    drop(parts);
-    waker.wake();
 }
 
 /// The rows of an operator that pass.

@@ -3,7 +3,7 @@
 //! The rows of a distributed operator are those of all nodes together, each on one node. Scans read a part of their files. One relation of a
 //! join (S) stays where it is, and the other (R) goes round once. R is the probe side, so that each node holds a part of the hash table; joins
 //! that preserve rows of R swap their sides first. If a hash join's build side is much smaller, it is R: each node holds the whole hash table,
-//! and no row of the large relation moves. Aggregates work in two steps, before and after their partial results arrive at node 0. All other
+//! and no row of the large relation moves. Two loaded tables that are spread by their keys stay, both ([`crate::place`]). Aggregates work in two steps, before and after their partial results arrive at node 0. All other
 //! operators that need all rows at once get them at node 0.
 
 use std::cell::RefCell;
@@ -33,6 +33,9 @@ use datafusion::physical_plan::{
 
 use crate::band::{BandJoinExec, stays};
 use crate::exec::{Kind, Query, RoundaboutExec, Rows, SomeRowsExec};
+use crate::indexed::IndexedJoinExec;
+use crate::loaded::LoadedExec;
+use crate::place::{Places, keeps_probe_side};
 
 type Plan = Arc<dyn ExecutionPlan>;
 
@@ -61,19 +64,37 @@ const TEXT: usize = 64;
 /// The fraction of a query's memory for a build side that goes round: a hash table is larger than its rows, and a query can have several.
 const SHARE: usize = 8;
 
+/// The nodes that get the rows of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowsAt {
+    /// Node 0 gets all.
+    First,
+    /// Each node keeps those that it has.
+    Each,
+}
+
+/// The sides of a hash join that go round.
+#[derive(Hash)]
+enum Moves {
+    Build,
+    Probe,
+    None,
+}
+
 /// Makes plans for the ring of a query.
 #[derive(Debug)]
 pub struct Distribute {
     query: Arc<Query>,
     /// Bytes of the largest build side that goes round.
     whole: usize,
+    rows: RowsAt,
 }
 
 impl Distribute {
     /// For a query with this much memory on each node.
-    pub fn new(query: Arc<Query>, memory: Option<usize>) -> Self {
+    pub fn new(query: Arc<Query>, memory: Option<usize>, rows: RowsAt) -> Self {
         let whole = memory.map_or(WHOLE, |memory| memory / SHARE);
-        Self { query, whole }
+        Self { query, whole, rows }
     }
 }
 
@@ -90,12 +111,15 @@ impl PhysicalOptimizerRule for Distribute {
             config,
             whole: self.whole,
             exchanges: AtomicU32::new(0),
-            builds: RefCell::default(),
+            moves: RefCell::default(),
         };
         let spread = work.spread(plan)?;
-        let spread = work.gather(spread)?;
+        let spread = match self.rows {
+            RowsAt::First => work.gather(spread)?,
+            RowsAt::Each => spread.plan,
+        };
         // Nodes with other statistics or another limit can choose other sides.
-        work.builds.borrow().hash(&mut digest);
+        work.moves.borrow().hash(&mut digest);
         let agreement = &self.query.agreement;
         agreement.store(digest.finish(), Ordering::SeqCst);
         self.can_end(spread)
@@ -111,12 +135,16 @@ impl PhysicalOptimizerRule for Distribute {
 }
 
 impl Distribute {
-    /// Puts an end to joins when the query ends.
+    /// Lets joins use the indexes of loaded parts, and puts an end to them when the query ends.
     fn can_end(&self, plan: Plan) -> Result<Plan> {
         plan.transform_up(|plan| {
             if !plan.name().ends_with("JoinExec") {
                 return Ok(Transformed::no(plan));
             }
+            let plan = match IndexedJoinExec::of(&plan) {
+                Some(indexed) => Arc::new(indexed),
+                None => plan,
+            };
             let watched: Plan = Arc::new(SomeRowsExec::new(
                 plan,
                 Rows::UntilEnded,
@@ -139,8 +167,8 @@ struct Work<'a> {
     config: &'a ConfigOptions,
     whole: usize,
     exchanges: AtomicU32,
-    /// For each hash join, whether its build side goes round.
-    builds: RefCell<Vec<bool>>,
+    /// For each hash join, the side that goes round.
+    moves: RefCell<Vec<Moves>>,
 }
 
 impl Work<'_> {
@@ -182,11 +210,19 @@ impl Work<'_> {
         if let Some(scan) = plan.downcast_ref::<DataSourceExec>() {
             return self.scan(&plan, scan);
         }
+        if plan.downcast_ref::<LoadedExec>().is_some() {
+            return Ok(Spread { plan, first: false });
+        }
         if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
             let types = *join.join_type();
+            if Places::new(&|join| self.build_goes_round(join)).meet(join) {
+                self.moves.borrow_mut().push(Moves::None);
+                return self.on_each_node(plan);
+            }
             if plan.fetch().is_none() && !join.null_aware {
                 let build = self.build_goes_round(join);
-                self.builds.borrow_mut().push(build);
+                let moves = if build { Moves::Build } else { Moves::Probe };
+                self.moves.borrow_mut().push(moves);
                 if build {
                     return self.one_goes_round(&plan, BUILD);
                 }
@@ -233,17 +269,22 @@ impl Work<'_> {
             return Ok(self.only_first(plan));
         }
         if ROW_WISE.contains(&plan.name()) && plan.fetch().is_none() {
-            let mut first = true;
-            let mut children = Vec::new();
-            for child in plan.children() {
-                let child = self.spread(Arc::clone(child))?;
-                first &= child.first;
-                children.push(child.plan);
-            }
-            let plan = replace_children_if_necessary(plan, children)?;
-            return Ok(Spread { plan, first });
+            return self.on_each_node(plan);
         }
         self.all_at_first(plan)
+    }
+
+    /// An operator that works on the rows of each node without those of others.
+    fn on_each_node(&self, plan: Plan) -> Result<Spread> {
+        let mut first = true;
+        let mut children = Vec::new();
+        for child in plan.children() {
+            let child = self.spread(Arc::clone(child))?;
+            first &= child.first;
+            children.push(child.plan);
+        }
+        let plan = replace_children_if_necessary(plan, children)?;
+        Ok(Spread { plan, first })
     }
 
     /// An operator that needs all rows: on node 0.
@@ -389,12 +430,4 @@ fn bytes_of(rows: usize, statistics: &Statistics, fields: &Fields) -> usize {
     };
     let columns = fields.iter().zip(&statistics.column_statistics);
     columns.map(column).fold(0, usize::saturating_add)
-}
-
-/// Whether the join can return rows of the probe side without a match, or once for several matches: no single node knows that.
-fn keeps_probe_side(types: JoinType) -> bool {
-    matches!(
-        types,
-        JoinType::Right | JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark
-    )
 }

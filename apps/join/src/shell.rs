@@ -1,24 +1,33 @@
 //! `weft join sql`: asks the workers, and passes on the rows of node 0 as they arrive.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier, mpsc};
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::buffer::Buffer;
 use datafusion::arrow::ipc::reader::StreamDecoder;
 use datafusion::error::DataFusionError;
-use weft_roundabout::{Error, Next, Ring, RingListener, Security, VISIT};
+use weft_roundabout::Next;
 
 use crate::batches::Whole;
-use crate::talk::{Ask, ELEMENT, OUTCOME, Outcome, PROGRESS, Table, VERSION};
+use crate::tables;
+use crate::talk::{Ask, Loaded, MIXED, OUTCOME, Outcome, PROGRESS, STALE, Table, VERSION};
+use crate::visit::{Meeting, Visited, distinct, random};
+
+pub use crate::visit::{Trouble, door_for, listeners};
+
+/// How often a query is asked whose loaded tables are replaced meanwhile.
+const TRIES: usize = 3;
+/// The time between two of them: another shell tells its workers to keep what they have loaded.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A query for a number of workers.
 pub struct Question {
     /// The workers, in the order of the ring.
     pub workers: Vec<SocketAddr>,
-    /// The tables of the query.
+    /// The tables of the query that are read from files. Others are loaded tables of the workers.
     pub tables: Vec<Table>,
     /// The query.
     pub sql: String,
@@ -26,15 +35,6 @@ pub struct Question {
     pub element: usize,
     /// The time within which workers must answer a connection.
     pub patience: Duration,
-}
-
-/// A failure of a query.
-#[derive(Debug)]
-pub enum Trouble {
-    /// A worker could not be reached, or went away.
-    Peer(String),
-    /// The query failed.
-    Query(String),
 }
 
 /// The answer to a query.
@@ -51,12 +51,6 @@ pub enum Event {
     Rows(RecordBatch),
     /// The progress of the worker at this position.
     Progress(usize, Outcome),
-}
-
-fn random() -> Result<[u8; 16], Trouble> {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).map_err(|e| Trouble::Query(e.to_string()))?;
-    Ok(id)
 }
 
 enum Told {
@@ -88,21 +82,51 @@ pub fn stream(
     if question.workers.is_empty() {
         return Err(Trouble::Query("no workers".into()));
     }
+    distinct(&question.workers)?;
+    let missing = tables::not_in_files(&question.sql, &question.tables);
+    let mut heard = false;
+    for _ in 1..TRIES {
+        let done = once(question, &missing, &mut |event| {
+            heard |= matches!(event, Event::Rows(_));
+            hear(event)
+        });
+        match done {
+            // A load was replaced between our look at it and the query: the next look finds the new one.
+            Err(Trouble::Query(why)) if !heard && (why.contains(STALE) || why.contains(MIXED)) => {
+                thread::sleep(PAUSE);
+            }
+            done => return done,
+        }
+    }
+    once(question, &missing, &mut hear)
+}
+
+/// Finds the loaded tables of the query, and runs it.
+fn once(
+    question: &Question,
+    missing: &[String],
+    hear: &mut dyn FnMut(Event) -> Result<(), Trouble>,
+) -> Result<Vec<Outcome>, Trouble> {
+    let loaded = tables::find(&question.workers, question.patience, missing)?;
     let listeners = listeners(&question.workers).map_err(|e| Trouble::Query(e.to_string()))?;
     let id = random()?;
     let (told, events) = mpsc::sync_channel(16);
-    let met = Met {
-        barrier: Barrier::new(question.workers.len()),
-        all: AtomicBool::new(true),
-    };
-    std::thread::scope(|scope| {
+    // No worker gets the question before all of them have been reached: they would wait for the missing one.
+    let reached = Meeting::new(question.workers.len());
+    thread::scope(|scope| {
         for me in 0..question.workers.len() {
-            let (told, met) = (told.clone(), &met);
+            let (told, reached, loaded) = (told.clone(), &reached, &loaded);
             let listener = door_for(&listeners, question.workers[me]);
             scope.spawn(move || {
                 let tell = |event| told.send(Told::Event(event)).is_ok();
                 let Some(listener) = listener else { return };
-                let done = one(question, listener, id, me, met, tell);
+                let visited = Visited {
+                    me,
+                    worker: question.workers[me],
+                    listener,
+                    patience: question.patience,
+                };
+                let done = one(&visited, ask_of(question, loaded, id, me), reached, tell);
                 let _ = told.send(Told::Done(me, done));
             });
         }
@@ -125,6 +149,10 @@ pub fn stream(
                         if outcome.here || failed.is_none() {
                             failed = Some(why);
                         }
+                        // The others wait for the ring with this worker in vain.
+                        if let Some(why) = failed.take_if(|why| why.contains(STALE)) {
+                            return Err(Trouble::Query(why));
+                        }
                     }
                     outcomes[me] = outcome;
                 }
@@ -135,87 +163,22 @@ pub fn stream(
         }
         match (gone, failed) {
             (Some(trouble), _) => Err(trouble),
-            (None, Some(why)) => Err(Trouble::Query(why)),
+            (None, Some(why)) => Err(Trouble::Query(tables::explain(why, missing))),
             (None, None) => Ok(outcomes),
         }
     })
 }
 
-/// Where workers connect back to us: an address of each family that they have.
-pub fn listeners(workers: &[SocketAddr]) -> Result<Vec<Arc<RingListener>>, Error> {
-    let beyond = workers
-        .iter()
-        .any(|addr| !addr.ip().to_canonical().is_loopback());
-    type OfFamily = fn(&SocketAddr) -> bool;
-    let families: [(OfFamily, IpAddr, IpAddr); 2] = [
-        (
-            SocketAddr::is_ipv4,
-            Ipv4Addr::UNSPECIFIED.into(),
-            Ipv4Addr::LOCALHOST.into(),
-        ),
-        (
-            SocketAddr::is_ipv6,
-            Ipv6Addr::UNSPECIFIED.into(),
-            Ipv6Addr::LOCALHOST.into(),
-        ),
-    ];
-    families
-        .into_iter()
-        .filter(|(is, ..)| workers.iter().any(is))
-        .map(|(_, any, own)| {
-            let ip = if beyond { any } else { own };
-            RingListener::open(SocketAddr::new(ip, 0), Security::Environment, None).map(Arc::new)
-        })
-        .collect()
-}
-
-/// The listener for a worker: that of its family.
-pub fn door_for(listeners: &[Arc<RingListener>], worker: SocketAddr) -> Option<&Arc<RingListener>> {
-    listeners
-        .iter()
-        .find(|listener| listener.local_addr().is_ipv4() == worker.is_ipv4())
-}
-
-/// No worker gets the question before all of them have been reached: they would wait for the missing one.
-struct Met {
-    barrier: Barrier,
-    all: AtomicBool,
-}
-
-fn one(
-    question: &Question,
-    listener: &RingListener,
-    id: [u8; 16],
-    me: usize,
-    met: &Met,
-    tell: impl Fn(Event) -> bool,
-) -> Result<Outcome, Trouble> {
-    let worker = question.workers[me];
-    let peer = |e: Error| {
-        Trouble::Peer(match e {
-            Error::Failed { why, .. } | Error::Form { why, .. } => {
-                format!("node {me} ({worker}) {why}")
-            }
-            other => other.to_string(),
-        })
-    };
-    let ring = Ring {
-        exchange: VISIT,
-        element: ELEMENT,
-        elements: 4,
-        patience: question.patience,
-        ..Ring::new(random()?, vec![listener.local_addr(), worker], 0)
-    };
-    let joined = listener.join(&ring).map_err(peer);
-    met.all.fetch_and(joined.is_ok(), Ordering::SeqCst);
-    met.barrier.wait();
-    let mut node = joined?;
-    if !met.all.load(Ordering::SeqCst) {
-        // The missing worker's error has the reason.
-        node.give_up("another worker could not be reached");
-        return Ok(Outcome::default());
+/// The question for the worker at this position.
+fn ask_of(question: &Question, loaded: &[Loaded], id: [u8; 16], me: usize) -> Ask {
+    let mut loaded = loaded.to_vec();
+    for table in &mut loaded {
+        // A worker with a part has the schema.
+        if table.layout.get(me).is_some_and(Option::is_some) {
+            table.schema = None;
+        }
     }
-    let ask = Ask {
+    Ask {
         version: VERSION,
         id,
         nodes: question.workers.clone(),
@@ -223,11 +186,28 @@ fn one(
         element: question.element,
         sql: question.sql.clone(),
         tables: question.tables.clone(),
-    };
+        loaded,
+    }
+}
+
+fn one(
+    visited: &Visited<'_>,
+    ask: Ask,
+    reached: &Meeting,
+    tell: impl Fn(Event) -> bool,
+) -> Result<Outcome, Trouble> {
+    let (me, worker) = (visited.me, visited.worker);
+    let peer = |e| visited.gone(e);
+    let foreign = |e: &dyn std::fmt::Display| visited.foreign(e);
+    let visit = visited.visit();
+    let all = reached.meet(visit.is_ok());
+    let mut node = visit?;
+    if !all {
+        // The missing worker's error has the reason.
+        node.give_up("another worker could not be reached");
+        return Ok(Outcome::default());
+    }
     let text = serde_json::to_vec(&ask).map_err(|e| Trouble::Query(e.to_string()))?;
-    let foreign = |e: &dyn std::fmt::Display| {
-        Trouble::Peer(format!("node {me} ({worker}) does not make sense: {e}"))
-    };
     let unheard = || Trouble::Query("nobody wants the rows any more".into());
     let (mut asked, mut outcome) = (false, None);
     let mut partial = Whole::default();

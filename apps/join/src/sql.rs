@@ -24,7 +24,7 @@ pub const STACK: usize = 256 << 20;
 const INFERRED: usize = 1000;
 
 /// Checks that a query is not too deep for the planner. Expressions are as deep as they have operators, and each level needs stack.
-fn check_depth(sql: &str) -> Result<()> {
+pub fn check_depth(sql: &str) -> Result<()> {
     let tokens = Tokenizer::new(&GenericDialect {}, sql)
         .tokenize()
         .map_err(|e| DataFusionError::External(Box::new(e)))?;

@@ -6,21 +6,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use datafusion::common::TableReference;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::SessionStateBuilder;
-use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
-use datafusion::prelude::{SessionConfig, SessionContext};
-use tokio::sync::mpsc;
+use datafusion::prelude::SessionContext;
 use weft_roundabout::{Next, Node, Own, Ring, RingListener, Security};
 
-use crate::band_rule::Bands;
 use crate::batches::{Part, Whole, external};
 use crate::engine::{Tasks, is_call};
-use crate::exec::{Query, pull};
-use crate::rule::Distribute;
+use crate::exec::Query;
+use crate::loaded::LoadedTable;
+use crate::orders::Orders;
+use crate::pull::{Inlet, Pulled, channel, pull, sources};
+use crate::rule::RowsAt;
+use crate::session::context;
 use crate::sql::{STACK, query, register};
-use crate::talk::{Ask, Outcome, PROGRESS, REPORT, VERSION};
+use crate::store::Store;
+use crate::talk::{Ask, ORDER, PROGRESS, REPORT, check_version};
 
 /// The most queries at a time.
 const QUERIES: usize = 32;
@@ -42,6 +44,8 @@ pub struct Settings {
     pub dir: Option<PathBuf>,
     /// Bytes that a query may have in memory; beyond it spills where it can, and fails where not.
     pub memory: Option<usize>,
+    /// Bytes for loaded tables; with none it loads no table.
+    pub tables: usize,
 }
 
 /// A worker that listens.
@@ -55,6 +59,7 @@ struct Host {
     listener: Arc<RingListener>,
     settings: Settings,
     tasks: Tasks,
+    orders: Orders,
     visits: AtomicUsize,
     queries: AtomicUsize,
 }
@@ -91,10 +96,17 @@ impl Worker {
             .enable_all()
             .thread_stack_size(STACK)
             .build()?;
+        let orders = Orders {
+            listener: Arc::clone(&listener),
+            store: Store::new(settings.tables),
+            dir: settings.dir.clone(),
+            memory: settings.memory,
+        };
         let host = Host {
             listener,
             settings,
             tasks,
+            orders,
             visits: AtomicUsize::new(0),
             queries: AtomicUsize::new(0),
         };
@@ -146,11 +158,11 @@ fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<
         canceller.cancel("no question came in time");
     });
     let mut whole = Whole::up_to(LONGEST);
-    let (is_call, json, bytes) = loop {
+    let (user, bytes) = loop {
         match node.next_with(Own::Later).map_err(external)? {
             Next::Element(element) => {
                 if let Some(bytes) = whole.take(&element)? {
-                    break (is_call(&element), element.user()[1], bytes);
+                    break (element.user(), bytes);
                 }
             }
             Next::End => return Err(DataFusionError::Execution("no question came".into())),
@@ -158,22 +170,25 @@ fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<
         }
     };
     limit.abort();
-    if is_call {
-        return host.tasks.answer(node, &bytes, json, runtime);
+    if is_call(user[0]) {
+        return host.tasks.answer(node, &bytes, user[1], runtime);
     }
     let Some(_query) = Counted::new(&host.queries, QUERIES) else {
         node.give_up("too many queries");
         return Err(DataFusionError::Execution("too many queries".into()));
     };
-    let ask = serde_json::from_slice::<Ask>(&bytes).map_err(external)?;
-    if ask.version != VERSION {
-        let why = format!(
-            "the shell speaks version {}, this worker {VERSION}",
-            ask.version
-        );
-        node.give_up(&why);
-        return Err(DataFusionError::Execution(why));
+    if user[0] == ORDER {
+        return host.orders.answer(node, &bytes, check, runtime);
     }
+    let parsed = check_version(&bytes)
+        .and_then(|()| serde_json::from_slice::<Ask>(&bytes).map_err(external));
+    let ask = match parsed {
+        Ok(ask) => ask,
+        Err(why) => {
+            node.give_up(&why.to_string());
+            return Err(why);
+        }
+    };
     tracing::info!(
         "{}: node {} of {}: {}",
         ring.nodes[0],
@@ -193,6 +208,7 @@ fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<
     let run = Run {
         query: Arc::clone(&query),
         settings: settings.clone(),
+        store: &host.orders.store,
         ask,
     };
     let done = run.rows(&mut node, runtime);
@@ -201,19 +217,9 @@ fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<
         // The rings of the others end too.
         query.cancel(&error.to_string());
     }
-    outcome(&query, done).give(&mut node)?;
+    query.outcome(done.err().as_ref()).give(&mut node)?;
     node.finish().map_err(external)?;
     Ok(())
-}
-
-fn so_far(query: &Query) -> Outcome {
-    let load = query.load();
-    Outcome {
-        received: load.received_bytes,
-        sent: load.sent_bytes,
-        waited: load.waited.as_secs_f64(),
-        ..Outcome::default()
-    }
 }
 
 /// Checks the ring that a shell requests.
@@ -227,42 +233,23 @@ fn check(ring: &Ring) -> Result<()> {
     Ok(())
 }
 
-/// The outcome of a query.
-fn outcome(query: &Query, done: Result<()>) -> Outcome {
-    let mut outcome = so_far(query);
-    if let Err(error) = done {
-        outcome.here = !is_elsewhere(&error);
-        outcome.error = Some(error.to_string());
-    }
-    outcome
-}
-
-fn is_elsewhere(error: &DataFusionError) -> bool {
-    match error.find_root() {
-        DataFusionError::External(error) => matches!(
-            error.downcast_ref::<weft_roundabout::Error>(),
-            Some(weft_roundabout::Error::Failed { .. })
-        ),
-        _ => false,
-    }
-}
-
 /// One query on one node.
-struct Run {
+struct Run<'a> {
     query: Arc<Query>,
     settings: Settings,
+    store: &'a Store,
     ask: Ask,
 }
 
-impl Run {
+impl Run<'_> {
     /// Runs the query, and sends node 0's rows to the shell.
     fn rows(&self, node: &mut Node, runtime: &tokio::runtime::Handle) -> Result<()> {
         let (plan, context) = runtime.block_on(self.plan())?;
         let _entered = runtime.enter();
+        let (parts, mut own) = channel(node.waker(), sources(&plan));
         let stream = execute_stream(plan, context.task_ctx())?;
-        let (parts, mut own) = mpsc::channel(2);
         let element = node.ring().element;
-        let pulling = runtime.spawn(pull(stream, element, parts, node.waker()));
+        let pulling = runtime.spawn(pull(stream, element, parts));
         let waker = node.waker();
         self.query.wake(node.waker());
         let ticking = runtime.spawn(async move {
@@ -280,7 +267,7 @@ impl Run {
         done
     }
 
-    fn give(&self, node: &mut Node, own: &mut mpsc::Receiver<Result<Part>>) -> Result<()> {
+    fn give(&self, node: &mut Node, own: &mut Inlet<Part>) -> Result<()> {
         let mut part: Option<Part> = None;
         let mut reported = Instant::now();
         loop {
@@ -288,12 +275,12 @@ impl Run {
                 return Err(external(error));
             }
             if part.is_none() {
-                match own.try_recv() {
+                match own.next()? {
                     // Rows of other nodes are there for EXPLAIN alone, which every node answers.
-                    Ok(Ok(_)) if self.ask.me != 0 => continue,
-                    Ok(next) => part = Some(next?),
-                    Err(mpsc::error::TryRecvError::Empty) => {}
-                    Err(mpsc::error::TryRecvError::Disconnected) => return Ok(()),
+                    Pulled::Piece(_) if self.ask.me != 0 => continue,
+                    Pulled::Piece(next) => part = Some(next),
+                    Pulled::Nothing => {}
+                    Pulled::End => return Ok(()),
                 }
             }
             let due = reported.elapsed() >= REPORT;
@@ -307,7 +294,7 @@ impl Run {
             };
             if due {
                 reported = Instant::now();
-                let text = serde_json::to_vec(&so_far(&self.query)).map_err(external)?;
+                let text = serde_json::to_vec(&self.query.outcome(None)).map_err(external)?;
                 let len = text.len().min(room.capacity());
                 room.write(0, &text[..len]).map_err(external)?;
                 drop(room.commit(len, 0, [PROGRESS, 0, 0, 0]).map_err(external)?);
@@ -320,38 +307,20 @@ impl Run {
     }
 
     async fn plan(&self) -> Result<(Arc<dyn ExecutionPlan>, SessionContext)> {
-        let context = context(&self.query, self.settings.memory)?;
+        let context = context(&self.query, self.settings.memory, RowsAt::First)?;
+        let nodes = self.ask.nodes.len();
+        for about in &self.ask.loaded {
+            let part = self.store.expected(about, self.ask.me, nodes)?;
+            let table = LoadedTable::new(about, part)?;
+            let name = TableReference::bare(about.name.as_str());
+            context.register_table(name, Arc::new(table))?;
+        }
         for table in &self.ask.tables {
             let dir = self.settings.dir.as_deref();
-            register(&context, table, dir, self.ask.nodes.len()).await?;
+            register(&context, table, dir, nodes).await?;
         }
         let frame = query(&context, &self.ask.sql).await?;
         let plan = frame.create_physical_plan().await?;
         Ok((plan, context))
     }
-}
-
-/// A session that plans for the ring: one partition a node, and no dynamic filters, which would describe one node's part of S
-/// to a scan.
-pub fn context(query: &Arc<Query>, memory: Option<usize>) -> Result<SessionContext> {
-    let mut config = SessionConfig::new().with_target_partitions(1);
-    let options = config.options_mut();
-    options.optimizer.enable_dynamic_filter_pushdown = false;
-    options.optimizer.enable_join_dynamic_filter_pushdown = false;
-    options.optimizer.enable_topk_dynamic_filter_pushdown = false;
-    options.optimizer.enable_aggregate_dynamic_filter_pushdown = false;
-    options.execution.parquet.schema_force_view_types = false;
-    options.sql_parser.map_string_types_to_utf8view = false;
-    let mut environment = RuntimeEnvBuilder::new();
-    if let Some(memory) = memory {
-        environment = environment.with_memory_limit(memory, 1.0);
-    }
-    let state = SessionStateBuilder::new()
-        .with_config(config)
-        .with_runtime_env(environment.build_arc()?)
-        .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(Bands))
-        .with_physical_optimizer_rule(Arc::new(Distribute::new(Arc::clone(query), memory)))
-        .build();
-    Ok(SessionContext::new_with_state(state))
 }

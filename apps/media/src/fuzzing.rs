@@ -2,7 +2,7 @@
 
 use crate::boxes::{self, Movie};
 use crate::cut::{Cutter, Part};
-use crate::wire::{self, Request};
+use crate::wire::{self, Answer, Ask, Blocks, Content, Request, WORD_LEN};
 
 /// Boxes of files: heads, movie boxes, fragments.
 pub fn media_boxes(data: &[u8]) {
@@ -48,15 +48,31 @@ pub fn media_stream(data: &[u8]) {
     assert!(sum <= stream.len());
 }
 
-/// Private data of requests and replies.
+/// Private data of requests and replies, and messages about blocks.
 pub fn media_wire(data: &[u8]) {
     if let Ok(request) = Request::decode(data) {
         let again = Request::decode(&request.encode());
         assert_eq!(again, Ok(request));
     }
     if let Ok(Ok(grant)) = wire::decode_reply(data) {
-        assert!(grant.at.addr.checked_add(grant.len).is_some());
+        let len = match grant.content {
+            Content::Blocks(blocks) => blocks.region_len(),
+            _ => grant.len,
+        };
+        assert!(grant.at.addr.checked_add(len).is_some());
         assert_eq!(wire::decode_reply(&grant.encode()), Ok(Ok(grant)));
+    }
+    if let Ok(ask) = Ask::decode(data) {
+        assert_eq!(Ask::decode(&ask.encode()), Ok(ask));
+    }
+    let blocks = Blocks {
+        block: *wire::BLOCK.start(),
+        slots: 5,
+        data_at: 5 * WORD_LEN,
+    };
+    if let Ok(answer) = Answer::decode(data, &blocks) {
+        assert!(answer.place.is_err() || answer.place.is_ok_and(|place| place.slot < 5));
+        assert_eq!(Answer::decode(&answer.encode(), &blocks), Ok(answer));
     }
 }
 

@@ -1,8 +1,9 @@
-//! The server of files: it answers requests, and does nothing afterwards.
+//! The server of files: it answers requests, and does nothing afterwards, except for movies in blocks.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
+use crate::desk::Desk;
 use crate::shelf::{Movie, Shelf};
 use crate::viewers::{Caller, Host};
 use crate::wire::{Refusal, Request};
@@ -16,6 +17,7 @@ const WAITING: usize = 4096;
 /// Answers requests for the titles of a shelf.
 pub struct Server {
     shelf: Shelf,
+    desk: Desk,
     loading: Mutex<Loading>,
 }
 
@@ -28,19 +30,29 @@ struct Loading {
     loaders: usize,
 }
 
-fn answer(caller: Caller, movie: &Result<Arc<Movie>, Refusal>) {
-    match movie {
-        Ok(movie) => drop(caller.grant(movie.pd(), &movie.grant(), Arc::clone(movie) as Arc<_>)),
-        Err(why) => caller.refuse(*why),
-    }
-}
-
 impl Server {
     pub fn new(shelf: Shelf) -> Arc<Self> {
         Arc::new(Self {
+            desk: Desk::new(shelf.device()),
             shelf,
             loading: Mutex::default(),
         })
+    }
+
+    /// Bytes of memory that movies take.
+    pub fn memory_used(&self) -> u64 {
+        self.shelf.used()
+    }
+
+    fn reply(&self, caller: Caller, movie: &Result<Arc<Movie>, Refusal>) {
+        match movie {
+            Ok(movie) if movie.film().is_none() => {
+                drop(caller.grant(movie.pd(), &movie.grant(), Arc::clone(movie) as Arc<_>));
+            }
+            Ok(movie) if caller.takes_blocks() => self.desk.seat(caller, movie),
+            Ok(_) => caller.refuse(Refusal::NoRoom),
+            Err(why) => caller.refuse(*why),
+        }
     }
 
     fn load(self: Arc<Self>, name: String, caller: Caller) {
@@ -89,7 +101,7 @@ impl Server {
             };
             let callers = lock(&self.loading).waiting.remove(&name);
             for caller in callers.into_iter().flatten() {
-                answer(caller, &movie);
+                self.reply(caller, &movie);
             }
         }
     }
@@ -98,9 +110,9 @@ impl Server {
 impl Host for Server {
     fn answer(self: Arc<Self>, caller: Caller, request: Request) {
         match request {
-            Request::Catalogue => answer(caller, &self.shelf.catalogue()),
+            Request::Catalogue => self.reply(caller, &self.shelf.catalogue()),
             Request::Title(name) => match self.shelf.find(&name) {
-                Ok(Some(movie)) => answer(caller, &Ok(movie)),
+                Ok(Some(movie)) => self.reply(caller, &Ok(movie)),
                 Ok(None) => self.load(name, caller),
                 Err(why) => caller.refuse(why),
             },

@@ -1,13 +1,13 @@
-//! Movies in registered memory: each a copy of its file, in a protection domain of its own (docs/adr/0014).
+//! Movies in registered memory, in a protection domain of its own each (docs/adr/0014): a copy of the file, or, where there is no room for
+//! that, slots for its blocks (docs/adr/0093).
 //!
 //! A viewer's queue pair is in the domain of its movie, so the `STag` of another movie is useless to it. If a file is truncated or
-//! replaced, its viewers are not affected: they continue with the copy, and later viewers get the new file.
+//! replaced, the viewers of a copy are not affected: they continue with it, and later viewers get the new file.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -15,11 +15,11 @@ use std::time::Instant;
 use weft_service::lock;
 use weft_verbs::{Access, Device, Mr, Pd};
 
+use crate::blocks::{self, Film};
 use crate::names;
+use crate::stamp::Stamp;
 use crate::wire::{Content, Grant, Refusal};
 
-/// Bytes that are read from a file at a time.
-const PIECE: usize = 4 << 20;
 /// How often a file that changes during reading is read again.
 const TRIES: u32 = 3;
 
@@ -32,10 +32,21 @@ pub struct Movie {
     version: [u8; 16],
     content: Content,
     used: Mutex<Instant>,
+    /// Of a movie in blocks.
+    film: Option<Film>,
     _room: Room,
 }
 
 impl Movie {
+    /// The file, if the movie is in blocks.
+    pub fn film(&self) -> Option<&Film> {
+        self.film.as_ref()
+    }
+
+    pub fn mr(&self) -> &Mr {
+        &self.mr
+    }
+
     /// The domain for queue pairs of its viewers.
     pub fn pd(&self) -> &Pd {
         &self.pd
@@ -70,6 +81,7 @@ impl Movie {
             version: [0; 16],
             content,
             used: Mutex::new(Instant::now()),
+            film: None,
             _room: Room {
                 len: 0,
                 used: Arc::default(),
@@ -100,33 +112,6 @@ pub struct Shelf {
     catalogue: Mutex<Option<(Vec<u8>, Arc<Movie>)>>,
 }
 
-/// Which state of a file it is: device, inode, length, time of the last change.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp([u64; 5]);
-
-impl Stamp {
-    fn of(file: &File) -> io::Result<Self> {
-        let meta = file.metadata()?;
-        Ok(Self([
-            meta.dev(),
-            meta.ino(),
-            meta.len(),
-            meta.mtime().cast_unsigned(),
-            meta.mtime_nsec().cast_unsigned(),
-        ]))
-    }
-
-    /// The same for the same state of the same file; others differ but by chance (FNV-1a, 128 bits).
-    fn version(self) -> [u8; 16] {
-        let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-        for byte in self.0.iter().flat_map(|word| word.to_be_bytes()) {
-            hash =
-                (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-        }
-        hash.to_be_bytes()
-    }
-}
-
 impl Shelf {
     /// For the files below `dir`, in at most `limit` bytes of memory.
     pub fn new(device: &Device, dir: OwnedFd, limit: u64) -> Self {
@@ -138,6 +123,10 @@ impl Shelf {
             movies: Mutex::default(),
             catalogue: Mutex::default(),
         }
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Bytes of memory that movies take.
@@ -175,7 +164,13 @@ impl Shelf {
         let (_, stamp) = self.open(name)?;
         let movies = lock(&self.movies);
         let found = movies.get(name).filter(|m| m.version == stamp.version());
-        Ok(found.cloned())
+        // One in blocks that nobody watches is read whole, if it can be by now.
+        let stays =
+            |m: &&Arc<Movie>| m.film.is_none() || m.len > self.limit || Arc::strong_count(m) > 1;
+        // A file that has changed may be again as it was, or have another name or mode only.
+        let is_open =
+            |m: &&Arc<Movie>| !m.film.as_ref().is_some_and(|f| lock(&f.cache).is_closed());
+        Ok(found.filter(stays).filter(is_open).cloned())
     }
 
     fn open(&self, name: &str) -> Result<(File, Stamp), Refusal> {
@@ -191,20 +186,19 @@ impl Shelf {
         Ok((file, stamp))
     }
 
-    /// Reads the file of a name into memory.
+    /// Reads the file of a name into memory; or serves it in blocks, if there is no room for it.
     ///
     /// # Errors
     /// [`Refusal`].
     pub fn load(&self, name: &str) -> Result<Arc<Movie>, Refusal> {
         for _ in 0..TRIES {
             let (file, stamp) = self.open(name)?;
-            let len = stamp.0[2];
-            let room = self.make_room(name, len)?;
-            let (pd, mr) = self.allocate(len).map_err(|e| {
-                tracing::warn!("{name}: {e}");
-                Refusal::NoRoom
-            })?;
-            let whole = fill(&mr, &file, len).map_err(|e| {
+            let len = stamp.length();
+            let Some(room) = self.make_room(len) else {
+                return self.in_blocks(name, file, stamp);
+            };
+            let (pd, mr) = self.allocate(name, len)?;
+            let whole = blocks::read(&mr, &file, (0, len), 0).map_err(|e| {
                 tracing::warn!("{name}: {e}");
                 Refusal::Unreadable
             })?;
@@ -212,32 +206,86 @@ impl Shelf {
             if whole && Stamp::of(&file).is_ok_and(|now| now == stamp) {
                 // Viewers by TCP in the clear then get the pages themselves.
                 mr.freeze().map_err(|_| Refusal::NoRoom)?;
-                let movie = Arc::new(Movie {
-                    mr,
-                    pd,
-                    len,
-                    version: stamp.version(),
-                    content: Content::Movie,
-                    used: Mutex::new(Instant::now()),
-                    _room: room,
-                });
-                lock(&self.movies).insert(name.into(), Arc::clone(&movie));
-                return Ok(movie);
+                return Ok(self.keep(
+                    name,
+                    Movie {
+                        mr,
+                        pd,
+                        len,
+                        version: stamp.version(),
+                        content: Content::Movie,
+                        used: Mutex::new(Instant::now()),
+                        film: None,
+                        _room: room,
+                    },
+                ));
             }
         }
         tracing::warn!("{name}: somebody is writing it");
         Err(Refusal::Unreadable)
     }
 
-    fn allocate(&self, len: u64) -> Result<(Pd, Mr), weft_verbs::Error> {
-        let len = usize::try_from(len).map_err(|_| weft_verbs::Error::Invalid("length"))?;
-        let pd = self.device.alloc_pd()?;
-        let mr = pd.alloc_mr(len.max(1), Access::REMOTE_READ)?;
-        Ok((pd, mr))
+    /// Serves a file from slots in half of the memory, or in as much less as can be had.
+    fn in_blocks(&self, name: &str, file: File, stamp: Stamp) -> Result<Arc<Movie>, Refusal> {
+        let len = stamp.length();
+        let mut memory = self.limit / 2;
+        while memory >= blocks::LEAST {
+            let layout = blocks::layout(memory);
+            let taken = layout.region_len();
+            // With slots for all of it, there would be room for the movie itself.
+            if taken < len
+                && let Some(room) = self.make_room(taken)
+            {
+                let (pd, mr) = self.allocate(name, taken)?;
+                return Ok(self.keep(
+                    name,
+                    Movie {
+                        mr,
+                        pd,
+                        len,
+                        version: stamp.version(),
+                        content: Content::Blocks(layout),
+                        used: Mutex::new(Instant::now()),
+                        film: Some(Film::new(file, stamp, len, layout)),
+                        _room: room,
+                    },
+                ));
+            }
+            memory /= 2;
+        }
+        tracing::warn!(
+            "{name}: no room for its {len} bytes, nor for blocks of it: {} of {} are taken",
+            self.used(),
+            self.limit
+        );
+        Err(Refusal::NoRoom)
+    }
+
+    fn keep(&self, name: &str, movie: Movie) -> Arc<Movie> {
+        let movie = Arc::new(movie);
+        let old = lock(&self.movies).insert(name.into(), Arc::clone(&movie));
+        drop(old);
+        movie
+    }
+
+    fn allocate(&self, name: &str, len: u64) -> Result<(Pd, Mr), Refusal> {
+        let allocate = || {
+            let len = usize::try_from(len).map_err(|_| weft_verbs::Error::Invalid("length"))?;
+            let pd = self.device.alloc_pd()?;
+            let mr = pd.alloc_mr(len.max(1), Access::REMOTE_READ)?;
+            Ok((pd, mr))
+        };
+        allocate().map_err(|e: weft_verbs::Error| {
+            tracing::warn!("{name}: {e}");
+            Refusal::NoRoom
+        })
     }
 
     /// Reserves `len` bytes of the memory for movies; movies without viewers are dropped, the least recently used first.
-    fn make_room(&self, name: &str, len: u64) -> Result<Room, Refusal> {
+    fn make_room(&self, len: u64) -> Option<Room> {
+        if len > self.limit {
+            return None;
+        }
         loop {
             let taken = self
                 .used
@@ -245,7 +293,7 @@ impl Shelf {
                     used.checked_add(len).filter(|&sum| sum <= self.limit)
                 });
             if taken.is_ok() {
-                return Ok(Room {
+                return Some(Room {
                     len,
                     used: Arc::clone(&self.used),
                 });
@@ -253,34 +301,12 @@ impl Shelf {
             let mut movies = lock(&self.movies);
             let unused = movies.iter().filter(|(_, m)| Arc::strong_count(m) == 1);
             let oldest = unused.min_by_key(|(_, m)| *lock(&m.used));
-            let Some(oldest) = oldest.map(|(name, _)| name.clone()) else {
-                tracing::warn!(
-                    "{name}: no room for its {len} bytes: {} of {} are taken",
-                    self.used(),
-                    self.limit
-                );
-                return Err(Refusal::NoRoom);
-            };
+            let oldest = oldest.map(|(name, _)| name.clone())?;
             let gone = movies.remove(&oldest);
             drop(movies);
             drop(gone);
         }
     }
-}
-
-/// Reads the whole file; false if it is shorter by now.
-fn fill(mr: &Mr, file: &File, len: u64) -> io::Result<bool> {
-    let mut done = 0;
-    while done < len {
-        let now = usize::try_from(len - done).map_or(PIECE, |left| left.min(PIECE));
-        match mr.read_from_file(file, Some(done), done as usize, now) {
-            Ok(0) => return Ok(false),
-            Ok(n) => done += n as u64,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(true)
 }
 
 #[cfg(test)]
@@ -338,6 +364,39 @@ mod tests {
         let d = shelf.load("d.mp4").unwrap();
         assert_eq!(bytes(&c), bytes(&d));
         assert_eq!(shelf.load("empty.mp4").unwrap().grant().len, 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_served_in_blocks_within_the_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, len) in [("a.mp4", 5 << 20), ("b.mp4", 3 << 20), ("c.mp4", 5 << 20)] {
+            let file = File::create(dir.path().join(name)).unwrap();
+            file.set_len(len).unwrap();
+        }
+        let limit = 4 << 20;
+        let shelf = shelf(dir.path(), limit);
+        let a = shelf.load("a.mp4").unwrap();
+        assert_eq!(a.len, 5 << 20);
+        assert!(a.film().is_some() && a.mr().len() as u64 == shelf.used());
+        assert!((1 << 20..=2 << 20).contains(&shelf.used()));
+        assert!(Arc::ptr_eq(&a, &shelf.find("a.mp4").unwrap().unwrap()));
+        // It would fit, were it alone.
+        let b = shelf.load("b.mp4").unwrap();
+        assert!(b.film().is_some() && shelf.used() <= limit);
+        // The memory that is left is too little for blocks of the third.
+        assert_eq!(shelf.load("c.mp4").err(), Some(Refusal::NoRoom));
+        // The file of the first was written to, and is again as it was.
+        let place = crate::wire::Place {
+            slot: 0,
+            generation: 1,
+        };
+        let changed = Err(crate::wire::Denial::Changed);
+        lock(&a.film().unwrap().cache).filled(Instant::now(), place, changed);
+        assert!(shelf.find("a.mp4").unwrap().is_none(), "it gives no blocks");
+        drop((a, b));
+        assert!(shelf.find("b.mp4").unwrap().is_none(), "it fits now");
+        let b = shelf.load("b.mp4").unwrap();
+        assert!(b.film().is_none() && shelf.used() <= limit);
     }
 
     #[test]

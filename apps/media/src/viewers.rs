@@ -12,7 +12,7 @@ use std::time::Duration;
 use weft_service::{Permit, lock};
 use weft_verbs::cm::{self, ConnParam, LinkOptions};
 use weft_verbs::tls::Tls;
-use weft_verbs::{Access, Cq, Device, Pd, Qp, QpInit, Wc};
+use weft_verbs::{Access, Cq, Device, Pd, Qp, QpInit, Rnr, Wc};
 
 use crate::wire::{Grant, Refusal, Request};
 
@@ -20,7 +20,7 @@ use crate::wire::{Grant, Refusal, Request};
 pub const READS: u16 = 16;
 /// Requests that may wait for an answer.
 const BACKLOG: u32 = 4096;
-/// Sends outstanding to one viewer of a live stream.
+/// Sends outstanding to one viewer.
 pub const SENDS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -65,6 +65,14 @@ pub(crate) fn param(tls: Option<Tls>, private_data: Vec<u8>, timeout: Duration) 
         options,
         tls,
     }
+}
+
+/// How a server takes messages of a viewer.
+pub struct Receiving<'a> {
+    /// Where they complete, and the answers.
+    pub cq: &'a Cq,
+    /// Receives at once; further messages wait.
+    pub receives: u32,
 }
 
 /// A listening address.
@@ -158,14 +166,15 @@ impl ViewerListener {
 
     fn receive(&self, request: cm::Request, host: &Arc<impl Host>) {
         let peer = request.peer_addr();
-        let asked = Request::decode(request.private_data());
+        let asked = Request::decode_all(request.private_data());
         let caller = Caller {
             request: Some(request),
             shared: Arc::clone(&self.shared),
             place: None,
+            takes_blocks: matches!(asked, Ok((_, true))),
         };
         match asked {
-            Ok(asked) => {
+            Ok((asked, _)) => {
                 if let Some(caller) = caller.admitted() {
                     Arc::clone(host).answer(caller, asked);
                 }
@@ -183,9 +192,15 @@ pub struct Caller {
     request: Option<cm::Request>,
     shared: Arc<Shared>,
     place: Option<Permit>,
+    takes_blocks: bool,
 }
 
 impl Caller {
+    /// Whether the viewer takes movies in blocks.
+    pub fn takes_blocks(&self) -> bool {
+        self.takes_blocks
+    }
+
     fn admitted(mut self) -> Option<Self> {
         let request = self.request.as_ref()?;
         let peer = request.peer_addr();
@@ -214,20 +229,33 @@ impl Caller {
     /// Accepts the request on a queue pair of `pd`; `keep` stays until the connection has ended. Returns the queue pair, unless the viewer
     /// has disconnected already.
     pub fn grant(
-        mut self,
+        self,
         pd: &Pd,
         grant: &Grant,
         keep: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<Qp>> {
+        self.grant_and_hear(pd, grant, keep, None)
+    }
+
+    /// As [`Self::grant`], for a viewer that sends messages; the caller posts the receives. A message that finds none waits.
+    pub fn grant_and_hear(
+        mut self,
+        pd: &Pd,
+        grant: &Grant,
+        keep: Arc<dyn Any + Send + Sync>,
+        receiving: Option<&Receiving<'_>>,
+    ) -> Option<Arc<Qp>> {
         let (request, place) = (self.request.take()?, self.place.take()?);
         let peer = request.peer_addr();
         let shared = &self.shared;
+        let cq = receiving.map_or(&shared.cq, |r| r.cq);
         let init = QpInit {
             max_send_wr: SENDS,
-            max_recv_wr: 1,
+            max_recv_wr: receiving.map_or(1, |r| r.receives),
             max_sge: 1,
             max_inline: 64,
-            ..QpInit::new(&shared.cq, &shared.cq)
+            rnr: receiving.map_or(Rnr::Terminate, |_| Rnr::Wait),
+            ..QpInit::new(cq, cq)
         };
         let qp = match pd.create_qp(&init) {
             Ok(qp) => qp,

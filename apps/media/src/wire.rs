@@ -14,6 +14,14 @@ pub const NOTICE_LEN: usize = 24;
 pub const SLOT_LEN: usize = 64;
 /// Most slots of a live index.
 pub const MAX_SLOTS: u32 = 1 << 16;
+/// Messages of a viewer that may be unanswered.
+pub const ASKS: u32 = 4;
+/// Length of an [`Ask`] in bytes.
+pub const ASK_LEN: usize = 16;
+/// Length of the word of a slot of a movie in blocks, which has the generation of the block that is there.
+pub const WORD_LEN: u64 = 8;
+/// Shortest and longest block of a movie in bytes.
+pub const BLOCK: std::ops::RangeInclusive<u32> = 64 << 10..=64 << 20;
 /// Longest init segment of a live stream in bytes.
 pub const MAX_INIT: u32 = 1 << 20;
 
@@ -44,9 +52,11 @@ pub enum Request {
 }
 
 impl Request {
-    /// Its private data, at most 412 bytes.
+    /// Its private data, at most 413 bytes: it says that this viewer takes movies in blocks.
     pub fn encode(&self) -> Vec<u8> {
-        encode(self)
+        let mut bytes = encode(self);
+        bytes.push(TAKES_BLOCKS);
+        bytes
     }
 
     /// Reads private data.
@@ -54,23 +64,33 @@ impl Request {
     /// # Errors
     /// [`WireError`]; names are judged by [`crate::names::check`].
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let request = decode(bytes)?;
+        Self::decode_all(bytes).map(|(request, _)| request)
+    }
+
+    /// Reads private data, and whether the viewer takes movies in blocks.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn decode_all(bytes: &[u8]) -> Result<(Self, bool), WireError> {
+        let (request, rest) = decode(bytes)?;
         if let Self::Title(name) = &request {
             crate::names::check(name).map_err(|_| WireError::Field("name"))?;
         }
-        Ok(request)
+        Ok((request, rest.first() == Some(&TAKES_BLOCKS)))
     }
 }
+
+/// Follows the request of a viewer that takes movies in blocks. Others have zero bytes there, or nothing.
+const TAKES_BLOCKS: u8 = 1;
 
 fn encode(message: &impl Serialize) -> Vec<u8> {
     // It fails only where memory is short of room, which a vector is not.
     postcard::to_extend(message, MAGIC.to_vec()).unwrap_or_default()
 }
 
-/// What follows the message is not looked at: kernel peers append zero bytes.
-fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, WireError> {
-    let taken = postcard::take_from_bytes(after_magic(bytes)?);
-    taken.map_or(Err(WireError::Malformed), |(message, _)| Ok(message))
+/// The message, and what follows it: kernel peers append zero bytes.
+fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<(T, &'a [u8]), WireError> {
+    postcard::take_from_bytes(after_magic(bytes)?).map_err(|_| WireError::Malformed)
 }
 
 fn after_magic(bytes: &[u8]) -> Result<&[u8], WireError> {
@@ -158,6 +178,50 @@ impl Layout {
     }
 }
 
+/// The layout of a movie in blocks, in bytes from the region's start. At the start are the words of the slots, with the generation
+/// of the block that is in each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocks {
+    /// Bytes of a block, and of a slot. The last block of a movie may be shorter.
+    pub block: u32,
+    /// Slots for blocks.
+    pub slots: u32,
+    /// The offset of the first slot.
+    pub data_at: u64,
+}
+
+impl Blocks {
+    /// Where a slot is.
+    pub fn slot_at(&self, slot: u32) -> u64 {
+        self.data_at + u64::from(slot) * u64::from(self.block)
+    }
+
+    /// Where the word of a slot is.
+    pub fn word_at(slot: u32) -> u64 {
+        u64::from(slot) * WORD_LEN
+    }
+
+    /// The length of the region.
+    pub fn region_len(&self) -> u64 {
+        self.slot_at(self.slots)
+    }
+
+    /// Whether the region fits into the address space behind this address.
+    fn check(&self, addr: u64) -> Result<(), WireError> {
+        let slots = u64::from(self.slots) * u64::from(self.block);
+        let end = self.data_at.checked_add(slots);
+        if !BLOCK.contains(&self.block)
+            || self.slots == 0
+            || self.slots > MAX_SLOTS
+            || self.data_at < u64::from(self.slots) * WORD_LEN
+            || end.and_then(|end| end.checked_add(addr)).is_none()
+        {
+            return Err(WireError::Field("layout"));
+        }
+        Ok(())
+    }
+}
+
 /// The format of a live stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Format {
@@ -176,6 +240,15 @@ pub enum Content {
     Movie,
     /// An index and a ring of fragments.
     Live(Layout),
+    /// Slots for the blocks of a file, which the viewer asks for by [`Ask`].
+    Blocks(Blocks),
+}
+
+impl Content {
+    /// Whether it is a file, which is read by its bytes.
+    pub fn is_movie(&self) -> bool {
+        matches!(self, Self::Movie | Self::Blocks(_))
+    }
 }
 
 /// The buffer descriptor of a reply: what may be read, and where.
@@ -185,7 +258,7 @@ pub struct Grant {
     /// Address and `STag` of its first byte.
     #[serde(with = "At")]
     pub at: RemoteAddr,
-    /// Its length in bytes.
+    /// Its length in bytes; for [`Content::Blocks`] that of the file.
     pub len: u64,
     /// Changes when the content does.
     pub version: [u8; 16],
@@ -205,10 +278,10 @@ impl Grant {
     }
 
     fn check(&self) -> Result<(), WireError> {
-        if self.at.addr.checked_add(self.len).is_none() {
-            return Err(WireError::Field("length"));
-        }
+        let fits = || self.at.addr.checked_add(self.len).is_some();
         match &self.content {
+            Content::Blocks(blocks) => blocks.check(self.at.addr),
+            _ if !fits() => Err(WireError::Field("length")),
             Content::Live(layout) => layout.check(self.len),
             Content::Catalogue | Content::Movie => Ok(()),
         }
@@ -220,7 +293,7 @@ impl Grant {
 /// # Errors
 /// [`WireError`], also for a region that does not fit into the address space and for a layout that does not fit into its region.
 pub fn decode_reply(bytes: &[u8]) -> Result<Result<Grant, Refusal>, WireError> {
-    let reply: Result<Grant, Refusal> = decode(bytes)?;
+    let (reply, _): (Result<Grant, Refusal>, _) = decode(bytes)?;
     if let Ok(grant) = &reply {
         grant.check()?;
     }
@@ -325,10 +398,230 @@ impl Notice {
     }
 }
 
+/// A viewer's message that asks for a block of a movie, by Send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ask {
+    /// The block's number: its place in the movie by the length of a block.
+    pub block: u64,
+    /// The viewer does not need it yet: it does not wait for a slot, and keeps its other leases.
+    pub ahead: bool,
+}
+
+impl Ask {
+    pub fn encode(self) -> [u8; ASK_LEN] {
+        let mut out = [0; ASK_LEN];
+        out[..8].copy_from_slice(&self.block.to_be_bytes());
+        out[8] = self.ahead.into();
+        out
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// [`WireError::Malformed`] for another length.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        if bytes.len() != ASK_LEN {
+            return Err(WireError::Malformed);
+        }
+        Ok(Self {
+            block: u64_at(bytes, 0),
+            ahead: bytes[8] & 1 == 1,
+        })
+    }
+}
+
+/// Where a block is: its bytes are there as long as the word of the slot has this generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub slot: u32,
+    /// Not 0, and never used twice.
+    pub generation: u64,
+}
+
+/// Why a block is not granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Denial {
+    /// The movie has no such block, or the message is malformed.
+    Outside = 0,
+    /// All slots are in use, for longer than a viewer waits; now, if it asked ahead.
+    Busy = 1,
+    /// The file has changed, and this block was not in memory.
+    Changed = 2,
+    /// The file cannot be read.
+    Unreadable = 3,
+}
+
+impl Denial {
+    /// The reason in words, for the viewer's user.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Outside => "the server says that the movie has no such block",
+            Self::Busy => {
+                "the server has no memory for this part of the movie: other viewers read other parts; try again later, or give it more by --memory"
+            }
+            Self::Changed => {
+                "the file was changed on the server while it was being watched; the same command again gets the new one"
+            }
+            Self::Unreadable => "the server cannot read the file",
+        }
+    }
+
+    fn of(byte: u8) -> Result<Self, WireError> {
+        let all = [Self::Outside, Self::Busy, Self::Changed, Self::Unreadable];
+        let found = all.into_iter().find(|denial| *denial as u8 == byte);
+        found.ok_or(WireError::Malformed)
+    }
+}
+
+/// The server's answer to an [`Ask`], by Send; as long as a [`Notice`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    pub block: u64,
+    pub place: Result<Place, Denial>,
+}
+
+impl Answer {
+    pub fn encode(&self) -> [u8; NOTICE_LEN] {
+        let mut out = [0; NOTICE_LEN];
+        out[8..16].copy_from_slice(&self.block.to_be_bytes());
+        match self.place {
+            Ok(place) => {
+                out[..8].copy_from_slice(&place.generation.to_be_bytes());
+                out[16..20].copy_from_slice(&place.slot.to_be_bytes());
+            }
+            Err(denial) => out[20] = denial as u8,
+        }
+        out
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// [`WireError::Malformed`], also for a slot that the layout does not have.
+    pub fn decode(bytes: &[u8], blocks: &Blocks) -> Result<Self, WireError> {
+        if bytes.len() < NOTICE_LEN {
+            return Err(WireError::Malformed);
+        }
+        let place = Place {
+            slot: u32_at(bytes, 16),
+            generation: u64_at(bytes, 0),
+        };
+        let place = if place.generation == 0 {
+            Err(Denial::of(bytes[20])?)
+        } else if place.slot < blocks.slots {
+            Ok(place)
+        } else {
+            return Err(WireError::Malformed);
+        };
+        Ok(Self {
+            block: u64_at(bytes, 8),
+            place,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const IN_BLOCKS: Blocks = Blocks {
+        block: 1 << 20,
+        slots: 8,
+        data_at: 4096,
+    };
+
+    fn in_blocks(blocks: Blocks) -> Grant {
+        Grant {
+            content: Content::Blocks(blocks),
+            len: 1 << 50,
+            ..live()
+        }
+    }
+
+    #[test]
+    fn a_viewer_that_takes_blocks_says_so_behind_its_request() {
+        let request = Request::Title("a.mp4".into());
+        let bytes = request.encode();
+        let (said, rest) = bytes.split_at(bytes.len() - 1);
+        assert_eq!(rest, [TAKES_BLOCKS]);
+        for (rest, takes) in [(&[1_u8][..], true), (&[], false), (&[0; 60], false)] {
+            let bytes = [said, rest].concat();
+            assert_eq!(Request::decode_all(&bytes), Ok((request.clone(), takes)));
+        }
+    }
+
+    #[test]
+    fn movies_in_blocks_fit_their_regions() {
+        let good = in_blocks(IN_BLOCKS);
+        assert_eq!(decode_reply(&good.encode()), Ok(Ok(good)));
+        for bad in [
+            Blocks {
+                block: 0,
+                ..IN_BLOCKS
+            },
+            Blocks {
+                block: u32::MAX,
+                ..IN_BLOCKS
+            },
+            Blocks {
+                slots: 0,
+                ..IN_BLOCKS
+            },
+            Blocks {
+                slots: MAX_SLOTS + 1,
+                data_at: 1 << 30,
+                ..IN_BLOCKS
+            },
+            Blocks {
+                data_at: 63,
+                ..IN_BLOCKS
+            },
+            Blocks {
+                data_at: u64::MAX - 100,
+                ..IN_BLOCKS
+            },
+        ] {
+            let reply = decode_reply(&in_blocks(bad).encode());
+            assert_eq!(reply, Err(WireError::Field("layout")), "{bad:?}");
+        }
+        let place = Place {
+            slot: 7,
+            generation: 1 << 40,
+        };
+        for place in [Ok(place), Err(Denial::Outside), Err(Denial::Unreadable)] {
+            let answer = Answer { block: 77, place };
+            assert_eq!(Answer::decode(&answer.encode(), &IN_BLOCKS), Ok(answer));
+        }
+        let far = Answer {
+            block: 0,
+            place: Ok(Place { slot: 8, ..place }),
+        };
+        let decoded = Answer::decode(&far.encode(), &IN_BLOCKS);
+        assert_eq!(decoded, Err(WireError::Malformed));
+        let mut unknown = Answer {
+            block: 0,
+            place: Err(Denial::Busy),
+        }
+        .encode();
+        unknown[20] = 9;
+        assert_eq!(
+            Answer::decode(&unknown, &IN_BLOCKS),
+            Err(WireError::Malformed)
+        );
+        assert_eq!(
+            Answer::decode(&unknown[..23], &IN_BLOCKS),
+            Err(WireError::Malformed)
+        );
+        for ahead in [true, false] {
+            let ask = Ask { block: 5, ahead };
+            assert_eq!(Ask::decode(&ask.encode()), Ok(ask));
+        }
+        for len in [0, 8, 15, 17] {
+            assert_eq!(Ask::decode(&[0; 20][..len]), Err(WireError::Malformed));
+        }
+    }
 
     fn live() -> Grant {
         Grant {

@@ -444,7 +444,7 @@ fn a_successor_of_another_user_gets_nothing() {
     let folder = std::env::temp_dir().join(format!("weft-ring-stranger-{}", std::process::id()));
     let program = folder.join("test");
     std::fs::create_dir(&folder).unwrap();
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    crate::copy_of_this_program(&program);
     let child = Command::new(&program)
         .args(["--exact", "ring::child_stranger", "--nocapture"])
         .env("RING_TEST_STRANGER", "1")

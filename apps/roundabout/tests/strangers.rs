@@ -96,7 +96,7 @@ impl Stranger {
         let folder = std::env::temp_dir().join(name);
         let program = folder.join("test");
         std::fs::create_dir(&folder).unwrap();
-        std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        crate::copy_of_this_program(&program);
         let child = Command::new(&program)
             .args(["--exact", "strangers::child_of_another_user", "--nocapture"])
             .env("RING_TEST_KEYS", kind)

@@ -7,6 +7,7 @@ mod faults;
 mod reliable;
 mod requests;
 mod roce;
+mod roce_acks;
 mod roce_cm;
 mod roce_responder;
 mod roce_rules;

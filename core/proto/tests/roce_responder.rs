@@ -151,3 +151,14 @@ fn what_follows_a_message_without_a_receive_is_no_question() {
         ));
     }
 }
+
+/// A question that came before what was said had gone: the peer is to wait, and not to send again at once, which costs it one of its tries.
+#[test]
+fn a_question_does_not_take_back_that_there_is_no_receive() {
+    let mut conn = connection();
+    conn.rx(T0, &asks(100), 0);
+    conn.not_ready();
+    conn.rx(T0, &asks(101), 0);
+    conn.rx(T0, &asks(101), 0);
+    assert_eq!(sent(&mut conn), [(100, Some(Syndrome::RnrNak(12)))]);
+}

@@ -12,7 +12,7 @@ use weft_wire::roce::{
 };
 
 pub(super) const T0: Now = Now::from_secs(1);
-const TICK: Duration = Duration::from_nanos(1);
+pub(super) const TICK: Duration = Duration::from_nanos(1);
 pub(super) const CONFIG: Config = Config {
     service: Service::Rc,
     dest_qp: 9,
@@ -28,11 +28,11 @@ pub(super) const CONFIG: Config = Config {
     rnr_timer: 12,
     window: 64,
 };
-const SEND: Op = Op::Send {
+pub(super) const SEND: Op = Op::Send {
     solicited: false,
     invalidate: None,
 };
-const READ: Op = Op::Read {
+pub(super) const READ: Op = Op::Read {
     src_stag: 1,
     src_to: 0x100,
 };
@@ -41,7 +41,7 @@ pub(super) fn connection() -> Connection {
     Connection::new(CONFIG)
 }
 
-fn post(conn: &mut Connection, op: Op, len: u32) -> u64 {
+pub(super) fn post(conn: &mut Connection, op: Op, len: u32) -> u64 {
     let fence = false;
     conn.post_with(SendWr { op, len, fence }, ())
 }
@@ -61,14 +61,14 @@ pub(super) fn packets(conn: &mut Connection, now: Now) -> Vec<(Header, Payload)>
     }
 }
 
-fn psns(conn: &mut Connection, now: Now) -> Vec<u32> {
+pub(super) fn psns(conn: &mut Connection, now: Now) -> Vec<u32> {
     packets(conn, now)
         .iter()
         .map(|(header, _)| header.psn)
         .collect()
 }
 
-fn dones(conn: &mut Connection) -> Vec<Status> {
+pub(super) fn dones(conn: &mut Connection) -> Vec<Status> {
     std::iter::from_fn(|| conn.pop())
         .map(|(done, ())| done.status)
         .collect()
@@ -85,7 +85,7 @@ pub(super) fn read(psn: u32, va: u64, len: u32) -> Header {
     }
 }
 
-fn answer(syndrome: Syndrome, psn: u32) -> Header {
+pub(super) fn answer(syndrome: Syndrome, psn: u32) -> Header {
     Header {
         aeth: Some(Aeth { syndrome, msn: 0 }),
         ..request(Wire::Ack, psn)
@@ -93,7 +93,7 @@ fn answer(syndrome: Syndrome, psn: u32) -> Header {
 }
 
 pub(super) const ACK: Syndrome = Syndrome::Ack(31);
-const LOST: Syndrome = Syndrome::Nak(NakCode::SequenceError);
+pub(super) const LOST: Syndrome = Syndrome::Nak(NakCode::SequenceError);
 
 /// What the responder answers to these packets of these lengths, each placed if it may be.
 pub(super) fn answers(

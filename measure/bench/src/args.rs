@@ -6,6 +6,7 @@ use crate::output::OutputArgs;
 use crate::size::{Sizes, sizes};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
+use weft_verbs::any::Choice;
 
 const VERBS_EXAMPLES: &str = "\
 Examples:
@@ -38,6 +39,10 @@ pub struct VerbsArgs {
     /// plain TCP (tcp-tls), with the same ciphers; short for adding weft-tls,tcp-tls to --stack
     #[arg(long)]
     pub tls: bool,
+    /// The machine's RNIC of this name (`weft doctor` lists them), both ends on it, beside perftest on the same; short for --stack
+    /// device,perftest-device, without CRC and spinning
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<Choice>,
     /// What runs beside.
     #[command(flatten)]
     pub load: LoadArgs,

@@ -282,6 +282,7 @@ mod tests {
             jump,
             bytes: viewers as u64 * 1_000_000,
             seconds: 1.0,
+            film: None,
             cpu,
             viewers_cpu: cpu,
             switches: (cpu * 1e4) as u64,

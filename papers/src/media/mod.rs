@@ -2,6 +2,7 @@
 //! and VLC's RTP in one run.
 
 mod conclusions;
+mod film;
 mod live;
 mod rtp;
 pub(crate) use rtp::movie;
@@ -12,6 +13,7 @@ mod viewer;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -23,6 +25,7 @@ use crate::error::{BenchError, Result};
 use crate::output::{Output, OutputArgs};
 use crate::usage::{cpu_seconds, load_average};
 
+use film::{Film, Films};
 use server::{Kind, Served};
 use viewer::{Crowd, Plan};
 
@@ -30,6 +33,8 @@ pub(crate) use server::serve_plain_http;
 
 /// Length of the movie that is watched.
 const MOVIE: u64 = 128 << 20;
+/// Of the films' random numbers.
+const SEED: u64 = 1;
 /// The number of downloads of the movie in the experiment on a gigabyte.
 const GIGABYTE: u64 = 8;
 /// Until start-up and the first buffers are over.
@@ -81,6 +86,9 @@ pub struct MediaArgs {
     /// What each watches, in Mb/s [default: 1,2.5,5.3,8.7, quick: 5.3]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub rate: Vec<f64>,
+    /// How the bytes of the films are spread over their time; VLC's film is constant
+    #[arg(long, value_name = "KIND", default_value = "variable")]
+    pub films: Films,
     /// Seconds between the jumps of each viewer [default: 60,30, quick: 30]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub jump: Vec<f64>,
@@ -140,6 +148,9 @@ struct Point {
     jump: Option<f64>,
     bytes: u64,
     seconds: f64,
+    /// How the film's bytes were spread, and its seconds that all viewers fetched. Unknown for VLC and in results of before, whose films were constant.
+    #[serde(default)]
+    film: Option<(Films, f64)>,
     #[serde(rename = "cpu_s")]
     cpu: f64,
     /// CPU seconds of the viewers, which are in this process.
@@ -170,8 +181,11 @@ impl Point {
         self.switches as f64 / self.seconds
     }
 
-    /// The delivered share of the bytes that the viewers wanted.
+    /// The delivered share of what the viewers wanted.
     fn delivered(&self) -> f64 {
+        if let Some((_, seconds)) = self.film {
+            return seconds / (self.viewers as f64 * self.seconds);
+        }
         let wanted = self.viewers as f64 * self.rate * 1e6 / 8.0 * self.seconds;
         self.bytes as f64 / wanted
     }
@@ -436,7 +450,7 @@ fn measure(
     let served = Served::start(kind, folder.path(), rate)?;
     let plan = Plan {
         viewers,
-        rate,
+        film: Arc::new(Film::new(args.films, MOVIE, rate, SEED)),
         jump: jump.map(Duration::from_secs_f64),
         buffer: args.buffer,
     };
@@ -444,11 +458,12 @@ fn measure(
     std::thread::sleep(WARM);
     crowd.check()?;
     let (before, had, began) = (served.usage()?, crowd.begin(), Instant::now());
-    let viewers_before = cpu_seconds();
+    let (viewers_before, film_before) = (cpu_seconds(), crowd.film_seconds());
     std::thread::sleep(args.seconds());
     let viewers_cpu = cpu_seconds() - viewers_before;
     let (after, (have, late, starved)) = (served.usage()?, crowd.counted());
     let seconds = began.elapsed().as_secs_f64();
+    let film = crowd.film_seconds() - film_before;
     crowd.check()?;
     drop(crowd);
     Ok(Point {
@@ -458,6 +473,7 @@ fn measure(
         jump,
         bytes: have - had,
         seconds,
+        film: (kind != Kind::Vlc).then_some((args.films, film)),
         cpu: after.cpu - before.cpu,
         viewers_cpu,
         switches: after.switches.saturating_sub(before.switches),

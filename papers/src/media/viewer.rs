@@ -13,6 +13,7 @@ use weft_verbs::tls::{Identity, Tls};
 use weft_verbs::{Device, LocalMode};
 
 use super::MOVIE;
+use super::film::{FPS, Film, next};
 use super::rtp::{self, Rtp};
 use super::server::{Kind, NAME, Served};
 use crate::error::{BenchError, Result, stack};
@@ -32,8 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The viewers and what they watch.
 pub(super) struct Plan {
     pub(super) viewers: usize,
-    /// Mb/s of each.
-    pub(super) rate: f64,
+    /// What each watches.
+    pub(super) film: Arc<Film>,
     /// Time between a viewer's jumps.
     pub(super) jump: Option<Duration>,
     /// Receive buffer of an HTTP player's socket; `None` for the system's, which grows.
@@ -185,6 +186,8 @@ struct Shared {
     /// Delays count only while this is set.
     counts: AtomicBool,
     bytes: AtomicU64,
+    /// Frames that viewers have fetched.
+    frames: AtomicU64,
     late: AtomicU64,
     starved: AtomicU64,
     trouble: Mutex<Option<String>>,
@@ -198,7 +201,8 @@ pub(super) struct Crowd {
 
 struct Seat {
     player: Player,
-    at: u64,
+    /// The next frame.
+    frame: u64,
     due: Instant,
     jump: Option<Instant>,
     random: u64,
@@ -220,16 +224,18 @@ impl Crowd {
             kind if kind.is_weft() => AHEAD,
             _ => TICK,
         };
-        let part = (plan.rate * 1e6 / 8.0 * tick.as_secs_f64()) as u64;
+        let film = &plan.film;
+        let count = frames(tick);
         if let Some(way) = &mut way {
             // A viewer fetches with one Read at a time, so that a fetch wakes the server once.
-            (way.dial.read, way.dial.depth) = (part as u32, 1);
+            (way.dial.read, way.dial.depth) = (film.most(count) as u32, 1);
         }
         let mut rows: Vec<Vec<Seat>> = (0..THREADS).map(|_| Vec::new()).collect();
         let begin = Instant::now();
         for index in 0..plan.viewers {
             let mut random = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let at = next(&mut random) % (MOVIE / 2);
+            let frame = next(&mut random) % (film.frames() / 2).max(1);
+            let at = film.at(frame);
             let connect = BenchError::system("connect a viewer");
             let player = match &way {
                 Some(way) => Player::Weft(Box::new(way.open()?)),
@@ -241,7 +247,7 @@ impl Crowd {
             let offset = tick * (index as u32 % 64) / 64;
             rows[index % THREADS].push(Seat {
                 player,
-                at,
+                frame,
                 due: begin + offset,
                 jump: plan
                     .jump
@@ -256,9 +262,9 @@ impl Crowd {
         let threads = rows
             .into_iter()
             .map(|row| {
-                let shared = Arc::clone(&shared);
+                let (shared, film) = (Arc::clone(&shared), Arc::clone(film));
                 std::thread::spawn(move || {
-                    if let Err(e) = watch(row, part, tick, each, &shared) {
+                    if let Err(e) = watch(row, &film, tick, each, &shared) {
                         let mut trouble = shared
                             .trouble
                             .lock()
@@ -275,6 +281,11 @@ impl Crowd {
     pub(super) fn begin(&self) -> u64 {
         self.shared.counts.store(true, Ordering::Relaxed);
         self.shared.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Seconds of film that all viewers have fetched so far.
+    pub(super) fn film_seconds(&self) -> f64 {
+        self.shared.frames.load(Ordering::Relaxed) as f64 / FPS as f64
     }
 
     /// Bytes received so far, late fetches (for datagrams: lost ones), and viewers whose picture has stopped.
@@ -306,21 +317,20 @@ impl Drop for Crowd {
     }
 }
 
-fn next(random: &mut u64) -> u64 {
-    *random ^= *random << 13;
-    *random ^= *random >> 7;
-    *random ^= *random << 17;
-    *random
+/// Frames of a tick.
+fn frames(tick: Duration) -> u64 {
+    ((tick.as_secs_f64() * FPS as f64).round() as u64).max(1)
 }
 
 fn watch(
     mut row: Vec<Seat>,
-    part: u64,
+    film: &Film,
     tick: Duration,
     each: Option<Duration>,
     shared: &Shared,
 ) -> Result<()> {
     let mut block = Vec::new();
+    let count = frames(tick);
     // Viewers that fell behind schedule while connecting begin now.
     let now = Instant::now();
     for (index, seat) in row.iter_mut().enumerate() {
@@ -334,16 +344,21 @@ fn watch(
                 std::thread::sleep(wait);
             }
             if seat.jump.is_some_and(|at| at <= now) {
-                seat.at = next(&mut seat.random) % (MOVIE - 8 * part);
-                seat.player.jump(seat.at)?;
+                let last = film.frames().saturating_sub(8 * count).max(1);
+                seat.frame = next(&mut seat.random) % last;
+                seat.player.jump(film.at(seat.frame))?;
                 seat.jump = each.map(|each| now + each);
             }
-            if seat.at + part > MOVIE {
-                seat.at = 0;
+            if seat.frame + count > film.frames() {
+                seat.frame = 0;
                 seat.player.jump(0)?;
             }
-            let got = seat.player.take(seat.at, part as usize, &mut block)?;
-            seat.at += part;
+            let part = film.len(seat.frame, count);
+            let got = seat
+                .player
+                .take(film.at(seat.frame), part as usize, &mut block)?;
+            seat.frame += count;
+            shared.frames.fetch_add(count, Ordering::Relaxed);
             shared.bytes.fetch_add(got, Ordering::Relaxed);
             seat.judge(shared);
             seat.due += tick;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -418,6 +418,31 @@ fn nobody_else_has_the_name_of_a_number() {
         let stranger = bind_name(free).expect_err("it is taken");
         assert_eq!(stranger.kind(), io::ErrorKind::AddrInUse);
     }
+}
+
+/// One dial for each [`Broker::join`]: a second one could reach a peer that has been reset since, which would take it for the next connection.
+#[test]
+fn a_queue_pair_dials_once() {
+    const ROUNDS: u32 = 500;
+    let door = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = door.local_addr().expect("its address");
+    let named = |num| QpName { num, ip: at.ip() };
+    let side = Side::new(LocalMode::Off);
+    for num in 1..=ROUNDS {
+        let qp = side.pd.create_qp(&QpInit::new(&side.cq, &side.cq));
+        let qp = Arc::new(qp.expect("a queue pair"));
+        // The smaller number dials.
+        join(&side, &qp, named(num), named(u32::from(at.port()) << 8));
+        // It gets no answer, and no end.
+        let dial = door.accept().expect("its dial");
+        side.broker.leave(num);
+        qp.to_error();
+        drop(dial);
+    }
+    let last = TcpStream::connect(at).expect("a connection");
+    let last = last.local_addr().expect("its address");
+    let more = std::iter::repeat_with(|| door.accept().expect("a connection").1);
+    assert_eq!(more.take_while(|from| *from != last).count(), 0);
 }
 
 #[test]

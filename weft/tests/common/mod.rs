@@ -109,9 +109,9 @@ pub fn as_user(dir: &Path, user: u32) -> Option<Command> {
     // The program may lie where that user cannot go.
     let copy = dir.join("weft");
     if !copy.exists() {
-        fs::copy(env!("CARGO_BIN_EXE_weft"), &copy).unwrap();
+        copy_program(env!("CARGO_BIN_EXE_weft"), &copy);
         for file in applications() {
-            fs::copy(file, dir.join(file.file_name().unwrap())).unwrap();
+            copy_program(file, &dir.join(file.file_name().unwrap()));
         }
     }
     let mut command = Command::new(copy);
@@ -125,6 +125,13 @@ pub fn as_user(dir: &Path, user: u32) -> Option<Command> {
     }
     command.env("XDG_CONFIG_HOME", config);
     Some(command)
+}
+
+/// Copies a program by another process: a child that another test starts meanwhile would inherit our descriptor for writing,
+/// and the copy could not be executed (`ETXTBSY`).
+pub fn copy_program(from: impl AsRef<Path>, to: &Path) {
+    let cp = Command::new("cp").arg(from.as_ref()).arg(to).status();
+    assert!(cp.unwrap().success());
 }
 
 /// What a finished program said.

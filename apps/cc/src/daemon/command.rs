@@ -1,6 +1,8 @@
 //! A command in the daemon: preprocesses it here, sends its text to a worker, and writes the outputs; or answers that the local compiler
 //! has to do it.
 
+mod clang;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Seek, Write};
@@ -20,23 +22,12 @@ use weft_sys::{Interest, memfd, poll_fds};
 use super::history::CompileRecord;
 use super::{Leave, Shared, job};
 use crate::Endpoint;
-use crate::client::{ACTIVE, HOSTS, not_compilers};
+use crate::client::{ACTIVE, HOSTS, PLAIN, not_compilers};
 use crate::ipc::{JobAsk, Line, PullAsk, with_scratch};
 use crate::launch::{FROM, Launch, NAME, Next};
 use crate::lock;
-use crate::options::{self, Plan};
+use crate::options::{self, ENVIRONMENT, Family, Language, Plan, SEARCH_ENVIRONMENT, dependencies};
 use crate::wire::Output;
-
-/// Environment variables that change what a preprocessor reads or writes.
-const SEARCH_ENVIRONMENT: &[&str] = &[
-    "CPATH",
-    "C_INCLUDE_PATH",
-    "CPLUS_INCLUDE_PATH",
-    "DEPENDENCIES_OUTPUT",
-    "SUNPRO_DEPENDENCIES",
-];
-/// Environment variables that change the identity of a compiler.
-const ENVIRONMENT: &[&str] = &["GCC_EXEC_PREFIX", "COMPILER_PATH", "GCC_COMPARE_DEBUG"];
 
 /// Whether this compilation belongs to a sample of so many percent.
 fn chosen(percent: u8) -> bool {
@@ -210,17 +201,23 @@ impl Running<'_> {
                 "it sees other files than the daemon (a container, chroot)",
             ));
         }
-        let plan = options::parse(&launch.dir, self.args).map_err(|stay| Stop::Here {
+        let name = self.driver.file_name().and_then(OsStr::to_str);
+        let name = name.unwrap_or_default().to_owned();
+        let family = Family::of(&name);
+        // What is said of another compiler's options is not important.
+        let plan = options::parse_as(family.unwrap_or(Family::Gcc), &launch.dir, self.args);
+        let plan = plan.map_err(|stay| Stop::Here {
             reason: stay.reason,
             compiles: stay.compiles,
         })?;
         if let Some(name) = ENVIRONMENT.iter().find(|name| launch.var(name).is_some()) {
             return Err(here(format!("{name} is set")));
         }
-        let name = self.driver.file_name().and_then(OsStr::to_str);
-        let name = name.unwrap_or_default().to_owned();
-        if !options::is_driver(&name) {
-            return Err(here(format!("`{name}` is not gcc")));
+        if family.is_none() {
+            return Err(here(format!("`{name}` is neither gcc nor clang")));
+        }
+        if plan.language == Language::C && !plan.explicit && options::is_cxx(&name) {
+            return Err(here(format!("`{name}` compiles C as C++")));
         }
         let source = Self::text(&plan.source)?;
         source.clone_into(told);
@@ -229,7 +226,11 @@ impl Running<'_> {
         }
         let began = SystemTime::now();
         let mut args = plan.job.clone();
-        let coloured = |arg: &String| arg.starts_with("-fdiagnostics-color");
+        let coloured = |arg: &String| {
+            ["-fdiagnostics-color", "-fcolor-diag", "-fno-color-diag"]
+                .iter()
+                .any(|option| arg.starts_with(option))
+        };
         if self.stderr.is_terminal() && !args.iter().any(coloured) {
             args.push("-fdiagnostics-color=always".into());
         }
@@ -256,10 +257,15 @@ impl Running<'_> {
             at: 0,
             len: 0,
             pull: None,
+            tree: None,
+            plain: launch.var(PLAIN).is_some_and(is_true),
         };
-        let (outcome, said) = self.remote(&plan, job, trail)?;
-        let pulled = said.is_none();
-        let said = said.unwrap_or_default();
+        let (outcome, said) = if family == Some(Family::Clang) {
+            let (outcome, listed) = self.of_tree(&plan, job, trail)?;
+            (outcome, Said::Tree(listed))
+        } else {
+            self.remote(&plan, job, trail)?
+        };
         let (outputs, room, worker) = match outcome {
             job::Outcome::Done {
                 outputs,
@@ -270,7 +276,7 @@ impl Running<'_> {
             job::Outcome::Preprocess(_) => return Err(here("a worker's answer that cannot be")),
             job::Outcome::Cancelled => return Err(Stop::Gone),
         };
-        self.deliver(&plan, &room, &outputs, &said, began, pulled)?;
+        self.deliver(&plan, &room, &outputs, &said, began)?;
         let percent = launch.var("WEFT_CC_VERIFY").and_then(OsStr::to_str);
         let percent = percent.map_or(Ok(0), |text| text.trim_end_matches('%').parse());
         if !options::is_repeatable(&plan.job) || !chosen(percent.unwrap_or(0)) {
@@ -285,7 +291,7 @@ impl Running<'_> {
         plan: &Plan,
         mut job: JobAsk,
         trail: &mut CompileRecord<'_>,
-    ) -> Result<(job::Outcome, Option<Vec<u8>>), Stop> {
+    ) -> Result<(job::Outcome, Said), Stop> {
         let shared = self.shared;
         if self.launch.var("WEFT_CC_PULL").is_some_and(is_true) {
             match self.pulled(plan, &job.cwd) {
@@ -295,7 +301,7 @@ impl Running<'_> {
                         job::Outcome::Preprocess(why) => {
                             shared.note(&format!("preprocessed here: {why}"));
                         }
-                        other => return Ok((other, None)),
+                        other => return Ok((other, Said::Pulled)),
                     }
                     job.pull = None;
                 }
@@ -310,7 +316,7 @@ impl Running<'_> {
         (job.at, job.len) = (text.at, text.len);
         let file = OwnedFd::from(text.file);
         let outcome = shared.job(&job, Some(&file), self.line, trail);
-        Ok((outcome, Some(text.said)))
+        Ok((outcome, Said::Here(text.said)))
     }
 
     /// The data that a worker needs to preprocess this.
@@ -384,22 +390,30 @@ impl Running<'_> {
         }
     }
 
-    /// The preprocessor writes into the memory file that the worker reads: through a pipe each 4 KiB of its text would wake this process.
-    fn preprocess(&self, plan: &Plan) -> Result<Text, Stop> {
+    /// Standard output and standard error of the preprocessor here, both at the beginning.
+    fn output_of(&self, args: &[OsString]) -> Result<(File, File), Stop> {
         let failed = |e: io::Error| here(format!("cannot preprocess: {e}"));
         let file = memfd::create_growing("weft-cc-source").map_err(failed)?;
         let said = File::from(memfd::create_growing("weft-cc-said").map_err(failed)?);
         let both = [file.try_clone(), said.try_clone().map(OwnedFd::from)];
         let [stdout, stderr] = both.map(|fd| fd.map(Stdio::from).map_err(failed));
         let status = self
-            .start(&plan.preprocess, stdout?, stderr?)
+            .start(args, stdout?, stderr?)
             .map_err(failed)?
             .ok_or(Stop::Gone)?;
         if !status.success() {
             // The compiler's own error message is better.
             return Err(here("preprocessing failed"));
         }
-        let file = File::from(file);
+        let mut file = File::from(file);
+        file.rewind().map_err(failed)?;
+        Ok((file, said))
+    }
+
+    /// The preprocessor writes into the memory file that the worker reads: through a pipe each 4 KiB of its text would wake this process.
+    fn preprocess(&self, plan: &Plan) -> Result<Text, Stop> {
+        let failed = |e: io::Error| here(format!("cannot preprocess: {e}"));
+        let (file, said) = self.output_of(&plan.preprocess)?;
         let (at, end) = judge(&file)
             .map_err(|e| here(format!("no memory for the source: {e}")))?
             .map_err(here)?;
@@ -420,9 +434,8 @@ impl Running<'_> {
         plan: &Plan,
         room: &File,
         outputs: &[(Output, u64, u64)],
-        said: &[u8],
+        said: &Said,
         began: SystemTime,
-        pulled: bool,
     ) -> Result<(), Stop> {
         let dir = &self.launch.dir;
         let take = |what| Part::find(room, outputs, what);
@@ -432,9 +445,25 @@ impl Running<'_> {
             write_whole(path, part, began, mode)
                 .map_err(|e| here(format!("{}: {e}", path.display())))
         };
-        let told = dependencies(&plan.preprocess).map(|path| dir.join(path));
+        let told = match &plan.rule {
+            Some(rule) => Some(rule.file.clone()),
+            None => dependencies(&plan.preprocess),
+        };
+        let told = told.map(|path| dir.join(path));
+        if let Said::Tree(listed) = said {
+            let rule = clang::rule(plan, listed, take(Output::Dependencies).ok())?;
+            // Before the object, as below.
+            if let (Some(path), Some(text)) = (&told, rule) {
+                write(
+                    path,
+                    &Part::of(text.as_bytes()).map_err(|e| here(e.to_string()))?,
+                )?;
+            }
+        }
         // Else the preprocessor here has written it.
-        if pulled && let (Some(path), Ok(part)) = (&told, take(Output::Dependencies)) {
+        if matches!(said, Said::Pulled)
+            && let (Some(path), Ok(part)) = (&told, take(Output::Dependencies))
+        {
             let text = part.read().map_err(|e| here(e.to_string()))?;
             if !are_plain_rules(&text) {
                 return Err(here("a worker's dependencies that are more than rules"));
@@ -457,9 +486,10 @@ impl Running<'_> {
         }
         let diagnostics = take(Output::Diagnostics).and_then(|part| part.read());
         let diagnostics = coloured_lines(&diagnostics.unwrap_or_default());
-        for text in [said, diagnostics.as_bytes()] {
-            let _ = self.stderr.write_all(text);
+        if let Said::Here(said) = said {
+            let _ = self.stderr.write_all(said);
         }
+        let _ = self.stderr.write_all(diagnostics.as_bytes());
         Ok(())
     }
 
@@ -487,7 +517,9 @@ impl Running<'_> {
         state.verified.0 += 1;
         if !same {
             state.verified.1 += 1;
-            state.pool.distrust(worker);
+            for plain in [false, true] {
+                state.pools.of(plain).distrust(worker);
+            }
         }
         drop(state);
         if !same {
@@ -500,6 +532,16 @@ impl Running<'_> {
         let code = status.code().and_then(|code| u8::try_from(code).ok());
         Ok(code.unwrap_or(1))
     }
+}
+
+/// What the preprocessor here has said and written, before a worker's messages.
+enum Said {
+    /// Its messages. It has written the dependencies.
+    Here(Vec<u8>),
+    /// Nothing: the worker has preprocessed.
+    Pulled,
+    /// The files that clang has read.
+    Tree(clang::Listed),
 }
 
 /// As the command line takes it.
@@ -602,6 +644,14 @@ impl Part {
         Ok(Self { room, at, len })
     }
 
+    /// In a room of its own.
+    fn of(bytes: &[u8]) -> io::Result<Self> {
+        let len = bytes.len() as u64;
+        let room = File::from(memfd::create("weft-cc-rule", len)?);
+        room.write_all_at(bytes, 0)?;
+        Ok(Self { room, at: 0, len })
+    }
+
     fn read(&self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(self.len).map_err(io::Error::other)?];
         self.room.read_exact_at(&mut bytes, self.at)?;
@@ -617,24 +667,6 @@ impl Part {
         }
         Ok(())
     }
-}
-
-/// The file into which the preprocessor writes dependencies.
-fn dependencies(preprocess: &[OsString]) -> Option<PathBuf> {
-    let mut found = None;
-    let mut args = preprocess.iter();
-    while let Some(arg) = args.next() {
-        let arg = arg.as_bytes();
-        let joined = [&b"-Wp,-MD,"[..], b"-Wp,-MMD,", b"-MF"]
-            .iter()
-            .find_map(|prefix| arg.strip_prefix(*prefix));
-        match joined {
-            Some(b"") => found = args.next().map(PathBuf::from),
-            Some(name) => found = Some(OsStr::from_bytes(name).into()),
-            None => {}
-        }
-    }
-    found
 }
 
 /// Whether make executes nothing of a worker's text: rules without recipes, and no variables, functions or directives.

@@ -243,8 +243,7 @@ impl Shared {
                 why = "no worker did it in time".into();
                 break;
             }
-            let pick = lock(&self.state).pool.pick(&ask.workers, &digest, &tried);
-            let (worker, conn) = match pick {
+            let (worker, conn) = match self.pick(ask, &digest, &tried) {
                 Pick::Worker(worker, conn) => (worker, conn),
                 Pick::Wait => {
                     let state = lock(&self.state);
@@ -285,7 +284,7 @@ impl Shared {
                         ));
                     }
                     Verdict::Busy => {
-                        lock(&self.state).pool.busy(&worker);
+                        lock(&self.state).pools.of(ask.plain).busy(&worker);
                         let since = busy.entry(worker.clone()).or_insert((0, Instant::now()));
                         since.0 += 1;
                         if since.0 < MAX_BUSY && since.1.elapsed() < MAX_BUSY_TIME {
@@ -294,7 +293,10 @@ impl Shared {
                         why = format!("{worker}: it stays busy");
                     }
                     Verdict::Environment => {
-                        lock(&self.state).pool.unfit(&worker, digest, &end.reason);
+                        lock(&self.state)
+                            .pools
+                            .of(ask.plain)
+                            .unfit(&worker, digest, &end.reason);
                         why = format!("{worker}: {}", end.reason);
                     }
                     Verdict::Refused if pull.is_some() => {
@@ -318,6 +320,11 @@ impl Shared {
         })
     }
 
+    fn pick(&self, ask: &JobAsk, digest: &Digest, tried: &[Endpoint]) -> Pick {
+        let mut state = lock(&self.state);
+        state.pools.of(ask.plain).pick(&ask.workers, digest, tried)
+    }
+
     /// One job on one worker, whose slot is given back.
     fn attempt(
         &self,
@@ -325,6 +332,7 @@ impl Shared {
         conn: Option<Conn>,
         task: &Task<'_>,
     ) -> Result<(End, OwnedFd), Lost> {
+        let plain = task.ask.plain;
         // One that was kept may have ended since.
         let kept = conn.and_then(|mut conn| {
             matches!(conn.link.next(Duration::ZERO, None), Ok(None)).then_some(conn)
@@ -332,23 +340,29 @@ impl Shared {
         let kept = kept.filter(|conn| conn.link.is_alive());
         let dialled = match kept {
             Some(conn) => Ok(conn),
-            None => dial(&self.device, &*self.config.keys, worker),
+            None => dial(&self.device, &*self.config.keys, worker, plain),
         };
         let mut conn = match dialled {
             Ok(conn) => conn,
             Err(refusal) => {
-                lock(&self.state).pool.failed(worker, &refusal.why);
+                lock(&self.state)
+                    .pools
+                    .of(plain)
+                    .failed(worker, &refusal.why);
                 return Err(Lost::Gone(refusal.why));
             }
         };
-        lock(&self.state).pool.connected(worker, &conn);
+        lock(&self.state).pools.of(plain).connected(worker, &conn);
         self.changed.notify_all();
         let done = self.drive(&mut conn, task);
         let mut state = lock(&self.state);
         match &done {
-            Ok((end, _)) => state.pool.give_back(worker, conn, end, task.ask.len),
-            Err(Lost::Gone(why)) => state.pool.failed(worker, why),
-            Err(Lost::Cancelled) => state.pool.cancelled(worker),
+            Ok((end, _)) => state
+                .pools
+                .of(plain)
+                .give_back(worker, conn, end, task.ask.len),
+            Err(Lost::Gone(why)) => state.pools.of(plain).failed(worker, why),
+            Err(Lost::Cancelled) => state.pools.of(plain).cancelled(worker),
         }
         done
     }
@@ -382,6 +396,7 @@ impl Shared {
             args: ask.args.clone(),
             beside: ask.beside.clone(),
             pull: task.pull.map(|pulling| pulling.pull.clone()),
+            tree: ask.tree.clone(),
         });
         let Some(bytes) = request.encode() else {
             // The connection is as good as before.

@@ -8,6 +8,7 @@ mod files;
 mod history;
 mod job;
 mod pool;
+mod tree;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -29,7 +30,7 @@ use crate::digest::Digests;
 use crate::ipc::{Answer, Ask, JobStatus, Line, Status};
 use crate::launch::Launch;
 use crate::lock;
-use pool::Pool;
+use pool::Pools;
 pub use pool::{About, Refusal, probe};
 /// For the command that starts the daemon: a daemon that holds make's pipes would keep their readers waiting.
 pub use weft_sys::process::keep_files;
@@ -99,7 +100,7 @@ struct Running {
 
 #[derive(Default)]
 struct State {
-    pool: Pool,
+    pools: Pools,
     here: usize,
     next: u64,
     jobs: BTreeMap<u64, Running>,
@@ -123,6 +124,7 @@ struct Shared {
     digests: Digests,
     packed: job::Packed,
     system: files::System,
+    searches: tree::Searches,
     state: Mutex<State>,
     changed: Condvar,
     work: Mutex<Work>,
@@ -150,6 +152,7 @@ pub fn run(config: Config) -> io::Result<()> {
         digests: Digests::default(),
         packed: job::Packed::default(),
         system: files::System::default(),
+        searches: tree::Searches::default(),
         state: Mutex::default(),
         changed: Condvar::new(),
         work: Mutex::default(),
@@ -369,7 +372,7 @@ impl Shared {
         });
         let mut status = Status {
             uptime: self.began.elapsed().as_secs_f64(),
-            workers: state.pool.status(),
+            workers: state.pools.status(),
             jobs: jobs.collect(),
             here: state.here,
             done: state.done,

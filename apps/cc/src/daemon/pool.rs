@@ -55,6 +55,29 @@ struct Worker {
 #[derive(Default)]
 pub(super) struct Pool(BTreeMap<Endpoint, Worker>);
 
+/// Two that share nothing: no command without `--plain` gets a connection without TLS.
+#[derive(Default)]
+pub(super) struct Pools {
+    tls: Pool,
+    plain: Pool,
+}
+
+impl Pools {
+    pub(super) fn of(&mut self, plain: bool) -> &mut Pool {
+        if plain {
+            &mut self.plain
+        } else {
+            &mut self.tls
+        }
+    }
+
+    pub(super) fn status(&self) -> Vec<WorkerStatus> {
+        let mut all = self.tls.status();
+        all.extend(self.plain.status());
+        all
+    }
+}
+
 /// The choice for a job.
 #[expect(
     clippy::large_enum_variant,
@@ -231,15 +254,38 @@ impl From<String> for Refusal {
     }
 }
 
-/// Connects to a worker.
-pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Result<Conn, Refusal> {
+/// What a worker that does not understand the first message may be.
+const NOT_PLAIN: &str = "it ended the connection at its beginning, without TLS: only a worker that was started with --plain takes this; start it so, or leave --plain (WEFT_CC_PLAIN) away here";
+const NOT_TLS: &str = "it does not speak TLS: if it is a worker with --plain, and you trust the network, give --plain (WEFT_CC_PLAIN=1) here too; else start it without";
+
+/// Why there is no connection, in words.
+fn explain(e: &DialError, plain: bool) -> String {
+    let DialError::Connect(e) = e else {
+        return e.to_string();
+    };
+    match e {
+        ConnectError::Closed | ConnectError::Reset | ConnectError::Protocol(_) if plain => {
+            NOT_PLAIN.into()
+        }
+        ConnectError::Tls(TlsError::ClosedInHandshake | TlsError::NotTls) => NOT_TLS.into(),
+        e => e.to_string(),
+    }
+}
+
+/// Connects to a worker, without TLS if it is to be plain.
+pub(super) fn dial(
+    device: &Device,
+    keys: &dyn Keys,
+    endpoint: &Endpoint,
+    plain: bool,
+) -> Result<Conn, Refusal> {
     let addrs = endpoint
         .resolve()
         .map_err(|e| format!("cannot resolve the host: {e}"))?;
     let mut last = String::new();
     for addr in addrs {
-        let tls = keys.tls(endpoint)?;
-        let param = PROTOCOL.param(Some(tls), PROTOCOL.hello(Status::Ok, 0));
+        let tls = (!plain).then(|| keys.tls(endpoint)).transpose()?;
+        let param = PROTOCOL.param(tls, PROTOCOL.hello(Status::Ok, 0));
         let device = device.clone().into();
         let (link, private_data) = match MessageChannel::dial(&device, PROTOCOL, addr, &param) {
             Ok(connected) => connected,
@@ -262,7 +308,7 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
             }
             // Another address of the same host may do.
             Err(e) => {
-                last = e.to_string();
+                last = explain(&e, plain);
                 continue;
             }
         };
@@ -292,13 +338,13 @@ pub struct About {
     pub transport: &'static str,
 }
 
-/// Connects to a worker once, to see whether it is there.
+/// Connects to a worker once, to see whether it is there; without TLS if it is to be plain.
 ///
 /// # Errors
 /// Why it is not.
-pub fn probe(keys: &dyn Keys, endpoint: &Endpoint) -> Result<About, Refusal> {
+pub fn probe(keys: &dyn Keys, endpoint: &Endpoint, plain: bool) -> Result<About, Refusal> {
     let device = Device::open().map_err(|e| e.to_string())?;
-    let mut conn = dial(&device, keys, endpoint)?;
+    let mut conn = dial(&device, keys, endpoint, plain)?;
     // A worker that cannot tell our user turns us away only now.
     let end = Instant::now() + TURNED_AWAY;
     while !conn.link.qp.attests_same_user()

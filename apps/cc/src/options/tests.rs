@@ -46,7 +46,7 @@ fn a_plain_compilation_goes_out() {
             "-O2 -g -Wall -DA=1 -I inc -isystem x -MD d/a.c -E -fdirectives-only -MF out/a.d -MQ out/a.o"
         )
     );
-    check_job(&plan.job).unwrap();
+    check_job(Family::Gcc, &plan.job).unwrap();
 }
 
 #[test]
@@ -110,6 +110,41 @@ fn what_cannot_go_out_says_why() {
 }
 
 #[test]
+fn both_compilers_keep_what_is_of_this_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = Some(dir.path().join("fifo"));
+    let made = std::process::Command::new("mkfifo").args(&fifo).status();
+    assert!(made.unwrap().success());
+    for family in [Family::Gcc, Family::Clang] {
+        let of = |line: &str| parse_as(family, dir.path(), &args(line));
+        for (line, why) in [
+            ("-c a.c -MD -MF /dev/null", "regular"),
+            ("-c a.c -MD -MF fifo", "regular"),
+            ("-c a.c -MD -MF-", "regular"),
+            ("-c a.c -MMD -MF -", "regular"),
+            ("-c a.c -Wp,-MMD,fifo", "regular"),
+            ("-c a.c -MD -MMD", "together"),
+            ("-c a.c -MMD -MD", "together"),
+            ("-c a.c -DSTAMP=__TIME__", "__TIME__"),
+            ("-c a.c -D STAMP=__DATE__", "__DATE__"),
+            ("-c a.c -Wp,-DSTAMP=__TIMESTAMP__", "__TIMESTAMP__"),
+        ] {
+            let reason = of(line).expect_err(line).reason;
+            assert!(reason.contains(why), "{family:?} {line}: {reason}");
+        }
+        for (line, explicit) in [
+            ("-c a.c -MMD -MMD -MF a.d", false),
+            ("-x c -c a.c", true),
+            ("-c a.c -x c", false),
+        ] {
+            assert_eq!(of(line).expect(line).explicit, explicit, "{line}");
+        }
+    }
+    assert!(is_cxx("g++") && is_cxx("clang++-14") && is_cxx("x86_64-linux-gnu-g++-12.1"));
+    assert!(!is_cxx("gcc-12") && !is_cxx("clang"));
+}
+
+#[test]
 fn command_files_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");
@@ -147,14 +182,17 @@ fn a_worker_takes_no_paths() {
         "-specs=a",
         "-Wp,-MD,x",
     ] {
-        check_job(&["-c".into(), bad.into()]).expect_err(bad);
+        check_job(Family::Gcc, &["-c".into(), bad.into()]).expect_err(bad);
     }
-    check_job(&["-O2".into()]).unwrap_err();
-    check_job(&[
-        "-c".into(),
-        "-fdebug-prefix-map=/a=/b".into(),
-        "-m32".into(),
-    ])
+    check_job(Family::Gcc, &["-O2".into()]).unwrap_err();
+    check_job(
+        Family::Gcc,
+        &[
+            "-c".into(),
+            "-fdebug-prefix-map=/a=/b".into(),
+            "-m32".into(),
+        ],
+    )
     .unwrap();
 }
 
@@ -167,10 +205,24 @@ fn drivers_are_known_by_name() {
         "x86_64-linux-gnu-gcc-12",
         "c++",
         "gcc-4.9",
+        "clang",
+        "clang++",
+        "clang-14",
+        "clang++-14",
     ] {
         assert!(is_driver(good), "{good}");
     }
-    for bad in ["clang", "../gcc", "gcc;x", "distcc", "", "-gcc", "sh"] {
+    for bad in [
+        "x86_64-linux-gnu-clang",
+        "clang-format",
+        "clangd",
+        "../gcc",
+        "gcc;x",
+        "distcc",
+        "",
+        "-gcc",
+        "sh",
+    ] {
         assert!(!is_driver(bad), "{bad}");
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
-use weft_cc::client::{compile, write_launcher};
+use weft_cc::client::{PLAIN, compile, write_launcher};
 use weft_cc::daemon::{self, Keys};
 use weft_cc::ipc::{self, Answer, Ask, Line, Status, WorkerStatus};
 use weft_cc::worker::{self, Unsafe, Worker};
@@ -52,6 +52,7 @@ fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
             let mut set = vec![
                 ("WEFT_CC_VERIFY", args.verify.to_string().into()),
                 ("WEFT_CC_PULL", pull.into()),
+                (PLAIN, if args.plain { "1" } else { "0" }.into()),
             ];
             set.extend(
                 args.hosts
@@ -207,10 +208,16 @@ fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
     if all.is_empty() {
         return Err(Failure::usage("no worker is named").hint(form));
     }
+    if args.plain && !check.peers.is_empty() {
+        return Err(Failure::usage(
+            "without encryption a worker shows no key: --peer and --plain exclude each other",
+        )
+        .hint("leave one of them away"));
+    }
     let keys = AllWorkers::new(check.peers.clone())?;
     let mut bad = None;
     for worker in &all {
-        match check_one(&keys, worker) {
+        match check_one(&keys, worker, args.plain) {
             Ok(about) => say(format_args!(
                 "{worker}: {} slots, over {}",
                 about.slots,
@@ -226,9 +233,9 @@ fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
     bad.map_or(Ok(Exit::Ok), Err)
 }
 
-fn check_one(keys: &AllWorkers, worker: &Endpoint) -> Result<daemon::About, Failure> {
+fn check_one(keys: &AllWorkers, worker: &Endpoint, plain: bool) -> Result<daemon::About, Failure> {
     keys.0.to(worker.to_string()).connect(|| {
-        let refusal = match daemon::probe(keys, worker) {
+        let refusal = match daemon::probe(keys, worker, plain) {
             Ok(about) => return Ok(Ok(about)),
             Err(refusal) => refusal,
         };
@@ -391,14 +398,31 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         may: "compile here",
         or: "",
     };
-    reach::check(bind, authorized.as_ref(), args.open, words)?;
-    let (identity, made) = keypair::read_or_make(&path)?;
+    let (identity, made) = if args.plain {
+        if args.keys.authorized.is_some() {
+            return Err(Failure::usage(
+                "without encryption a master shows no key: --authorized and --plain exclude each other",
+            )
+            .hint("leave one of them away"));
+        }
+        if args.keys.identity.is_some() {
+            return Err(Failure::usage(
+                "without encryption a worker shows no key: --identity and --plain exclude each other",
+            )
+            .hint("leave one of them away"));
+        }
+        (keypair::generate()?, false)
+    } else {
+        reach::check(bind, authorized.as_ref(), args.open, words)?;
+        keypair::read_or_make(&path)?
+    };
     let fingerprint = identity.public_key().fingerprint();
     let tls = Tls::new(identity).map_err(|e| keypair::unusable(&e))?;
     let mut config = worker::Config::new(bind, tls);
     config.slots = args.slots.unwrap_or(config.slots);
     config.time_limit = Duration::from_secs(args.time);
     config.open = args.open;
+    config.plain = args.plain;
     config.files_unprotected = args.without_landlock;
     config.accept = args
         .accept_compilers
@@ -463,9 +487,15 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         if made {
             say(format_args!("made a key pair in {}", path.display()));
         }
-        say(format_args!(
-            "the key of this worker is {fingerprint}; `weft cc check` elsewhere asks to compare it"
-        ));
+        if args.plain {
+            say(
+                "connections are not encrypted: who reads the network reads the sources, and who writes to it writes the objects",
+            );
+        } else {
+            say(format_args!(
+                "the key of this worker is {fingerprint}; `weft cc check` elsewhere asks to compare it"
+            ));
+        }
     }
     worker.wait();
     Err(Failure::failed("the listening thread has ended"))
@@ -475,6 +505,9 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
 fn mend(why: &Unsafe) -> &'static str {
     match why {
         Unsafe::CompilersOfStrangers => "leave out --open",
+        Unsafe::Plain => {
+            "leave out --plain, or add --open, with which everybody who reaches the address can compile here"
+        }
         Unsafe::Sandbox(_) => "leave out --accept-compilers, or use such a kernel",
         Unsafe::FilesOfStrangers => {
             "use a kernel with Landlock (Linux 5.13, `landlock` in the parameter lsm=), or instead of --open authorise the masters' keys and add --without-landlock"

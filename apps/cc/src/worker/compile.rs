@@ -1,5 +1,7 @@
 //! One compilation: a directory in memory, a compiler in the sandbox, and its end.
 
+pub(super) mod tree;
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};

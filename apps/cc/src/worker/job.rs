@@ -12,13 +12,15 @@ use weft_session::Event;
 use weft_verbs::any::Mr;
 use weft_verbs::{Access, SendWr};
 
-use super::compile::{Ended, JobDir, Unfit, open_output};
+use super::compile::tree::Source;
+use super::compile::{Ended, JobDir, Unfit, open_output, read_whole};
 use super::pull::Preprocessed;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::{Environment, LOOK, pressure};
 use crate::compiler_package::{Found, MAX_PACKED};
 use crate::link::Gone;
-use crate::options::{Language, check_job, is_beside, is_source_name};
+use crate::options::{Family, Language, check_job, is_beside, is_source_name};
+use crate::tree;
 use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
 
 /// A connection without a job for so long ends.
@@ -80,7 +82,22 @@ impl Session<'_> {
     }
 
     fn job(&mut self, job: &Job) -> Result<End, Stop> {
-        if let Err(why) = check_job(&job.args) {
+        let Some(family) = Family::of(&job.driver) else {
+            let why = format!("`{}` is no compiler that workers start", job.driver);
+            return stop(Verdict::Environment, why);
+        };
+        if let Err(why) = check_job(family, &job.args) {
+            return refuse(why);
+        }
+        let is_clang = family == Family::Clang;
+        if job.tree.is_some() != is_clang || is_clang && job.pull.is_some() {
+            return refuse("a tree is for clang alone, and clang has a tree");
+        }
+        if let Some(Err(why)) = job
+            .tree
+            .as_ref()
+            .map(|tree| tree::check_job(tree, &job.cwd, &job.name))
+        {
             return refuse(why);
         }
         if !is_source_name(&job.name) || !is_beside(&job.beside) {
@@ -108,24 +125,19 @@ impl Session<'_> {
         };
         let language = if job.cxx { Language::Cxx } else { Language::C };
         let compiler = self.compiler(job, language)?;
-        let shop = match JobDir::new(self.shared.folder.path(), job) {
-            Ok(shop) => shop,
-            Err(Unfit::Name) => {
-                return refuse("a name of a source that cannot be");
-            }
-            Err(Unfit::Io(e)) => return Err(e.into()),
-        };
+        if compiler.family != family {
+            return refuse("a compiler under the name of another one");
+        }
         let mut end = End::new(job.id, Verdict::Done, "");
         let began = Instant::now();
-        let preprocessed = if let Some(pull) = &job.pull {
-            Some(self.preprocess(job, pull, &shop, &compiler)?)
-        } else {
-            self.read_source(job, &shop)?;
-            None
-        };
+        let (shop, preprocessed) = self.shop(job, &compiler)?;
         end.times[0] = micros(began.elapsed());
         let limits = self.shared.limits(&compiler);
-        let command = match shop.command(&compiler.command, job, language, &limits) {
+        let made = match &job.tree {
+            Some(tree) => shop.clang(&compiler.command, job, tree, &limits),
+            None => shop.command(&compiler.command, job, language, &limits),
+        };
+        let command = match made {
             Ok(command) => command,
             Err(Unfit::Name) => {
                 return stop(
@@ -135,7 +147,9 @@ impl Session<'_> {
             }
             Err(Unfit::Io(e)) => return Err(e.into()),
         };
-        let running = self.start(compiler.place(&shop, None), command)?;
+        // clang finds no headers of this machine.
+        let view = is_clang.then(|| shop.path());
+        let running = self.start(compiler.place(&shop, view), command)?;
         let (how, took, killed) = self.wait_for(running)?;
         end.times[1] = micros(took);
         if let Some(why) = killed {
@@ -218,8 +232,30 @@ impl Session<'_> {
         }
     }
 
-    /// RDMA Reads, as many at once as the connection allows; then the compiler's file.
-    fn read_source(&mut self, job: &Job, shop: &JobDir) -> Result<(), Stop> {
+    /// The folder of a job with its source, which is fetched, or preprocessed here.
+    fn shop(
+        &mut self,
+        job: &Job,
+        compiler: &Environment,
+    ) -> Result<(JobDir, Option<Preprocessed>), Stop> {
+        let place = self.shared.folder.path();
+        if job.tree.is_some() {
+            let mr = self.read_source(job)?;
+            let shop = JobDir::of_tree(place, job, mr, job.source.len)?;
+            return Ok((shop, None));
+        }
+        let shop = JobDir::new(place, job)?;
+        if let Some(pull) = &job.pull {
+            let preprocessed = self.preprocess(job, pull, &shop, compiler)?;
+            return Ok((shop, Some(preprocessed)));
+        }
+        let mr = self.read_source(job)?;
+        write_to(mr, 0, job.source.len, &File::create_new(&shop.source)?)?;
+        Ok((shop, None))
+    }
+
+    /// RDMA Reads, as many at once as the connection allows.
+    fn read_source(&mut self, job: &Job) -> Result<&Mr, Stop> {
         let Ok(len) = usize::try_from(job.source.len) else {
             return stop(Verdict::Limit, "a source that is too long");
         };
@@ -241,17 +277,7 @@ impl Session<'_> {
             job.source.len,
             SendWr::read,
         )?;
-        let file = File::create_new(&shop.source)?;
-        let mut at = 0;
-        while at < len {
-            match mr.write_to_file(&file, None, at, len - at) {
-                Ok(0) => return stop(Verdict::Trouble, "no space for the source"),
-                Ok(n) => at += n,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(trouble(&e)),
-            }
-        }
-        Ok(())
+        Ok(mr)
     }
 
     /// Agrees on room if there is too little, and writes the outputs.
@@ -271,14 +297,21 @@ impl Session<'_> {
             Err(e) if e.kind() != ErrorKind::FileTooLarge => return Err(left(e)),
             notes => notes?,
         };
-        let (text, text_len) = open_output(&shop.diagnostics())?;
         // The preprocessor's messages come first.
-        let (mut said, dependencies) = preprocessed
+        let (mut said, mut dependencies) = preprocessed
             .map(|p| (p.diagnostics, p.dependencies))
             .unwrap_or_default();
-        text.take(MAX_DIAGNOSTICS.min(text_len))
-            .read_to_end(&mut said)?;
+        said.extend(shop.messages()?);
         said.truncate(MAX_DIAGNOSTICS as usize);
+        if job.tree.is_some() {
+            let mut room = self.shared.room();
+            let list = shop.read_files(&mut room)?;
+            dependencies = list.or_else(|why| stop(Verdict::Failed, why))?.into();
+            if shop.is_named_in(&read_whole(&shop.output(), &mut room)?) {
+                let why = "the object has a name of a folder of this machine in it";
+                return stop(Verdict::Failed, why);
+            }
+        }
         let lens = files.iter().map(|(_, (_, len))| *len);
         let lens = lens.chain([&said, &dependencies, &notes].map(|bytes| bytes.len() as u64));
         let need = lens.fold(0, u64::saturating_add);
@@ -331,6 +364,34 @@ impl Session<'_> {
             ),
             _ => Err(gone("another message than room").into()),
         }
+    }
+}
+
+/// Copies a part of a region into a file.
+fn write_to(mr: &Mr, at: u64, len: u64, to: &File) -> std::io::Result<()> {
+    let (mut at, len) = (at as usize, len as usize);
+    let end = at + len;
+    while at < end {
+        match mr.write_to_file(to, None, at, end - at) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(n) => at += n,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+impl Source for Mr {
+    fn read(&self, at: u64, into: &mut [u8]) -> std::io::Result<usize> {
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        let len = into.len().min(self.len().saturating_sub(at));
+        Mr::read(self, at, &mut into[..len]).map_err(std::io::Error::other)?;
+        Ok(len)
+    }
+
+    fn copy(&self, at: u64, len: u64, to: &File) -> std::io::Result<()> {
+        write_to(self, at, len, to)
     }
 }
 

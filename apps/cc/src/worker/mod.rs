@@ -29,7 +29,7 @@ use weft_verbs::tls::{PublicKey, Tls};
 use crate::compiler_package::{Cache, Installed};
 use crate::digest::{Digest, Digests};
 use crate::lock;
-use crate::options::Language;
+use crate::options::{Family, Language};
 use crate::wire::{End, PROTOCOL, Report, Verdict};
 
 /// The keys that are admitted, in addition to processes of the worker's own user on its host.
@@ -52,6 +52,8 @@ pub struct Config {
     pub place: PathBuf,
     /// The key pair that masters know the worker by.
     pub tls: Tls,
+    /// Connections are neither encrypted nor authenticated: masters show no keys. Beyond loopback only with `open`.
+    pub plain: bool,
     /// The keys that are admitted.
     pub admit: Admit,
     /// Everybody is let in. Only with Landlock.
@@ -77,6 +79,7 @@ impl Config {
             size_limit: 1 << 30,
             place: place(),
             tls,
+            plain: false,
             admit: Arc::new(|_| false),
             open: false,
             files_unprotected: false,
@@ -90,6 +93,10 @@ impl Config {
         if self.accept.is_some() && self.open {
             return Err(Unsafe::CompilersOfStrangers);
         }
+        let is_loopback = self.bind.ip().to_canonical().is_loopback();
+        if self.plain && !self.open && !is_loopback {
+            return Err(Unsafe::Plain);
+        }
         if self.accept.is_some() && !level.is_complete() {
             return Err(Unsafe::Sandbox(level));
         }
@@ -99,10 +106,15 @@ impl Config {
         if self.open {
             return Err(Unsafe::FilesOfStrangers);
         }
-        if !self.files_unprotected && !self.bind.ip().to_canonical().is_loopback() {
+        if !self.files_unprotected && !is_loopback {
             return Err(Unsafe::Files);
         }
         Ok(())
+    }
+
+    /// What connections are encrypted with.
+    fn encryption(&self) -> Option<Tls> {
+        (!self.plain).then(|| self.tls.clone())
     }
 
     /// Whether a master with this key is let in, where compilers have these restrictions.
@@ -123,6 +135,11 @@ pub enum Unsafe {
         "compilers of masters run only in a complete sandbox: Landlock as of Linux 6.12 (files, truncation, signals) and seccomp; this kernel has {0}"
     )]
     Sandbox(sandbox::Level),
+    /// Nobody could be let in.
+    #[error(
+        "without encryption no master can show its key, and the address can be reached from other machines"
+    )]
+    Plain,
     /// Everybody would be let in.
     #[error("without Landlock a source can include any file that this user can read")]
     FilesOfStrangers,
@@ -152,6 +169,7 @@ struct Environment {
     digest: Digest,
     /// Its folder, if it is not one of the system's.
     tools: Option<PathBuf>,
+    family: Family,
     /// It came from a master, and stays while this is there.
     sent: Option<Arc<Installed>>,
 }
@@ -172,6 +190,7 @@ impl Environment {
             command: kept.command.clone(),
             digest,
             tools: Some(kept.dir.clone()),
+            family: kept.family,
             sent: Some(kept),
         }
     }
@@ -235,7 +254,7 @@ impl Worker {
             &device,
             config.bind,
             64,
-            &PROTOCOL.param(Some(config.tls.clone()), Vec::new()),
+            &PROTOCOL.param(config.encryption(), Vec::new()),
         )?;
         let addr = listener.local_addr();
         let acceptor = Acceptor::new(PROTOCOL, config.max_connections, "too many connections");
@@ -318,7 +337,7 @@ impl acceptor::Server for Shared {
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
         let refusal = Report::End(End::new(0, Verdict::Refused, "stranger")).encode();
-        let (tls, slots) = (Some(self.config.tls.clone()), self.config.slots);
+        let (tls, slots) = (self.config.encryption(), self.config.slots);
         let accepted = self.acceptor.accept(tls, (request, entry), slots, &refusal);
         let (link, _place) = accepted?;
         let why = session::Session::new(self, link, peer).run();
@@ -354,9 +373,9 @@ impl Shared {
 
     /// Our own compiler of this name, and its digest.
     fn environment(&self, driver: &str, language: Language) -> Result<Environment, String> {
-        if !crate::options::is_driver(driver) {
+        let Some(family) = Family::of(driver) else {
             return Err(format!("`{driver}` is no compiler that workers start"));
-        }
+        };
         let path = {
             let mut drivers = lock(&self.drivers);
             // Names come from masters.
@@ -379,6 +398,7 @@ impl Shared {
         Ok(Environment {
             command: vec![stand_in.unwrap_or(&path).into()],
             digest,
+            family,
             sent: None,
             tools: stand_in.and_then(|path| path.parent().map(Path::to_owned)),
         })
@@ -426,6 +446,44 @@ mod tests {
             let of_the_sandbox = |why: &String| why.contains("complete sandbox");
             assert!(started.as_ref().err().is_none_or(of_the_sandbox));
         }
+    }
+
+    #[test]
+    fn a_plain_worker_beyond_this_machine_is_open_or_none() {
+        for (bind, open, good) in [
+            ("127.0.0.1:0", false, true),
+            ("[::1]:0", false, true),
+            ("0.0.0.0:0", false, false),
+            ("[::]:0", false, false),
+            ("0.0.0.0:0", true, true),
+        ] {
+            let config = Config {
+                bind: bind.parse().unwrap(),
+                open,
+                plain: true,
+                ..config()
+            };
+            let started = start(config, level(9));
+            assert_eq!(started.is_ok(), good, "{bind} {open}: {started:?}");
+            let of_keys = |why: &String| why.contains("can show its key");
+            assert!(started.as_ref().err().is_none_or(of_keys));
+        }
+        // Nor does it take compilers of strangers.
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config {
+            open: true,
+            plain: true,
+            accept: Some(Accept {
+                folder: folder.path().into(),
+                most: 1 << 30,
+            }),
+            ..config()
+        };
+        assert!(
+            start(config, level(9))
+                .unwrap_err()
+                .contains("masters that are known")
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use weft_session::{Broken, Event, MessageChannel};
 use weft_verbs::any::Mr;
 use weft_verbs::{MemError, RemoteAddr, SendWr};
 
-use super::compile::{Compiler, Ended, Leader};
+use super::compile::{Compiler, Ended, Leader, Unfit};
 use super::view::View;
 use super::watch::Watch;
 use super::{LOOK, Shared, sandbox};
@@ -20,6 +20,8 @@ use crate::wire::{DEPTH, Region, Report, Request, Verdict};
 const CHUNK: u64 = 1 << 20;
 /// The time limit for a master's answer, or for access to its memory.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The same for a compiler, which the master packs first: clang has 300 MB.
+const PACKING: Duration = Duration::from_mins(3);
 
 /// A connection, and the state that is kept for its jobs.
 pub(super) struct Session<'a> {
@@ -62,6 +64,20 @@ impl From<std::io::Error> for Stop {
                 Self::End(Verdict::Limit, "outputs that are too long".into())
             }
             _ => trouble(&e),
+        }
+    }
+}
+
+/// A name of a source, or the folder of a job that cannot be made.
+impl From<Unfit> for Stop {
+    fn from(unfit: Unfit) -> Self {
+        match unfit {
+            Unfit::Name => Self::End(Verdict::Refused, "a name of a source that cannot be".into()),
+            // Of the tree that the master packed.
+            Unfit::Io(e) if e.kind() == std::io::ErrorKind::InvalidData => {
+                Self::End(Verdict::Refused, e.to_string())
+            }
+            Unfit::Io(e) => e.into(),
         }
     }
 }
@@ -150,7 +166,11 @@ impl<'a> Session<'a> {
     /// Sends a message that the master is to answer.
     pub(super) fn ask(&mut self, question: &Report) -> Result<Request, Gone> {
         self.link.send(&question.encode())?;
-        let end = Instant::now() + PATIENCE;
+        let patience = match question {
+            Report::Compiler { .. } => PACKING,
+            _ => PATIENCE,
+        };
+        let end = Instant::now() + patience;
         loop {
             if Instant::now() > end || self.shared.over() {
                 return Err(gone("the master does not answer"));

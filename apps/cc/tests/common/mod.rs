@@ -119,6 +119,8 @@ impl Bed {
             at: 0,
             len: 0,
             pull: None,
+            tree: None,
+            plain: false,
         }
     }
 

@@ -12,8 +12,8 @@ use super::ServerKeys;
 use crate::values::size;
 
 pub const LONG: &str = "\
-Compile C and C++ with gcc on other machines. `weft cc gcc ...` preprocesses here; a worker reads the text by RDMA Read, compiles it, and writes the object into \
-this machine's memory by RDMA Write. The object equals that of the compiler here, byte for byte: a worker with another compiler is not used. \
+Compile C and C++ with gcc or clang on other machines. `weft cc gcc ...` preprocesses here; a worker reads the text (for clang the source and its headers) by RDMA \
+Read, compiles it, and writes the object into this machine's memory by RDMA Write. The object equals that of the compiler here, byte for byte: a worker with another compiler is not used. \
 Sources that cannot be sent (linking, assembler, -march=native, plugins, ...), and those that fail on workers, are compiled here; `weft cc status` counts the reasons.
 
 A daemon (`weft ccd`), which is started automatically, keeps the connections. TLS 1.3 with the keys of `weft key` encrypts and authenticates what leaves the machine, \
@@ -58,6 +58,9 @@ pub struct Args {
     /// Let workers preprocess too: they read headers by RDMA Read and cache them
     #[arg(long, env = "WEFT_CC_PULL", action = clap::ArgAction::SetTrue, value_parser = clap::builder::FalseyValueParser::new())]
     pub pull: bool,
+    /// Use workers that were started with --plain: without TLS. Who reads the network reads the sources; who writes to it writes your objects
+    #[arg(long, env = "WEFT_CC_PLAIN", action = clap::ArgAction::SetTrue, value_parser = clap::builder::FalseyValueParser::new())]
+    pub plain: bool,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -79,7 +82,7 @@ pub enum Command {
     /// The daemon with the connections to the workers (started automatically)
     #[command(hide = true)]
     Daemon(DaemonArgs),
-    /// `gcc`, `g++`, `cc`, `c++`, with their arguments
+    /// `gcc`, `g++`, `cc`, `c++`, `clang`, `clang++`, with their arguments
     #[command(external_subcommand)]
     Compile(Vec<OsString>),
 }
@@ -105,6 +108,10 @@ pub struct WorkerArgs {
     /// Admit everybody who can reach the address
     #[arg(long)]
     pub open: bool,
+    /// Without encryption and keys, for masters with --plain, on networks that are trusted: who reads one reads the sources, who writes to it writes
+    /// the objects. Beyond loopback only with --open
+    #[arg(long)]
+    pub plain: bool,
     /// Admit masters of other hosts also where the kernel has no Landlock: their sources can include any file that you can read
     #[arg(long, conflicts_with = "open")]
     pub without_landlock: bool,

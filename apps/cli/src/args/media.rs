@@ -17,7 +17,7 @@ Serve movies and live streams to viewers that fetch them by RDMA Reads, and watc
 
 The server keeps each requested movie in memory and sends its address to the viewer. From then on the server's program does nothing: a viewer that pauses reads \
 nothing, a viewer that seeks reads at another offset, and on one host the viewers copy the memory themselves. If a file is truncated or replaced, viewers \
-that watch it are not affected.
+that watch it are not affected. A movie that the memory has no room for is read in blocks while it is watched; its file must stay as it is.
 
 TLS 1.3 with the keys of `weft key` encrypts and authenticates what leaves the machine, as for `weft cp`.";
 
@@ -72,7 +72,7 @@ pub struct ServeArgs {
     /// Listen on this address; beyond loopback, viewers need a known key, except with --open [default: 127.0.0.1:7475]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, SERVE_PORT))]
     pub bind: Option<SocketAddr>,
-    /// Memory for movies, in bytes or with K, M, G; movies without viewers are dropped for new ones [default: half of the available memory]
+    /// Memory for movies, in bytes or with K, M, G; movies without viewers are dropped for new ones, and what does not fit is served in blocks [default: half of the available memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
     #[command(flatten)]

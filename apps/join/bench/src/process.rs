@@ -33,7 +33,12 @@ impl Part {
         match self {
             Self::Weft => {
                 let (dir, memory) = (None, None);
-                let worker = Worker::open(Settings { bind, dir, memory })?;
+                let worker = Worker::open(Settings {
+                    bind,
+                    dir,
+                    memory,
+                    tables: 0,
+                })?;
                 say(worker.local_addr())?;
                 worker.serve(|| false);
                 Ok(())

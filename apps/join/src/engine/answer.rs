@@ -21,6 +21,7 @@ use super::call::Channels;
 use super::files::runtime;
 use super::said::{Call, Encoder, Head, NEWS, News, OVER, ROWS, VERSION, What};
 use crate::batches::{Cut, external};
+use crate::pull::WakeAtEnd;
 use crate::talk::{ELEMENT, Outcome};
 
 /// The time that a worker waits for another one.
@@ -209,6 +210,9 @@ impl Tasks {
             let (parts, waker) = (parts.clone(), node.waker());
             making.spawn_on(
                 async move {
+                    // The sender has to be gone when the node wakes: a panic drops variables from the last to the first.
+                    let at_end = WakeAtEnd(waker.clone());
+                    let parts = parts;
                     let mut encoder = match Encoder::new(partition, &stream.schema()) {
                         Ok(encoder) => encoder,
                         Err(error) => return drop(parts.send(Err(error)).await),
@@ -220,8 +224,7 @@ impl Tasks {
                         }
                         waker.wake();
                     }
-                    drop(parts);
-                    waker.wake();
+                    drop((parts, at_end));
                 },
                 runtime,
             );

@@ -16,6 +16,7 @@ use super::call::{Channels, url_of};
 use super::files::runtime;
 use crate::shell::{Question, Trouble, listeners};
 use crate::sql::{STACK, query, register};
+use crate::tables::{is_unknown, not_in_files};
 
 /// The time that the tasks of a failed query get to end.
 const GRACE: Duration = Duration::from_secs(2);
@@ -78,9 +79,11 @@ pub fn stream(
     asked: &Asked<'_>,
     mut hear: impl FnMut(RecordBatch) -> Result<(), Trouble>,
 ) -> Result<(), Trouble> {
-    if asked.question.workers.is_empty() {
+    let question = asked.question;
+    if question.workers.is_empty() {
         return Err(Trouble::Query("no workers".into()));
     }
+    let missing = not_in_files(&question.sql, &question.tables);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_stack_size(STACK)
@@ -88,9 +91,14 @@ pub fn stream(
         .map_err(|e| Trouble::Query(e.to_string()))?;
     let done = runtime.block_on(async {
         let context = context(asked).await.map_err(trouble)?;
-        let frame = query(&context, &asked.question.sql).await;
+        let frame = query(&context, &question.sql).await;
         let mut rows = frame
-            .map_err(trouble)?
+            .map_err(|error| match is_unknown(&error.to_string(), &missing) {
+                Some(name) => Trouble::Query(format!(
+                    "table {name}: no --table names its file; loaded tables are for --engine ring"
+                )),
+                None => trouble(error),
+            })?
             .execute_stream()
             .await
             .map_err(trouble)?;

@@ -12,7 +12,6 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion_distributed::{LoadInfo, TaskKey};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
-use weft_roundabout::Element;
 
 use crate::batches::encoded_len;
 
@@ -29,9 +28,9 @@ pub(super) const VERSION: u32 = 1;
 /// A frame begins with its partition and its length, and is padded to a multiple of this, so that Arrow's arrays are aligned for use in place.
 const FRAME: usize = 64;
 
-/// Whether an element is a request to the engine.
-pub(crate) fn is_call(element: &Element) -> bool {
-    element.user()[0] == CALL
+/// Whether the first user word of an element is that of a request to the engine.
+pub(crate) fn is_call(word: u64) -> bool {
+    word == CALL
 }
 
 /// A request to a worker.

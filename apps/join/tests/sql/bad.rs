@@ -55,8 +55,13 @@ pub struct Process(pub Child, pub std::net::SocketAddr);
 
 impl Process {
     pub fn start() -> Self {
+        Self::at("127.0.0.1:0")
+    }
+
+    /// At this address, with memory for tables.
+    pub fn at(bind: &str) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_weft-join"))
-            .args(["worker", "--bind", "127.0.0.1:0"])
+            .args(["worker", "--tables", "64", "--bind", bind])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -319,6 +324,11 @@ fn workers_of_both_families_work_together() {
 
 /// A worker's answer to a first element of these bytes.
 fn told(text: &str) -> String {
+    told_with(text.as_bytes(), 0)
+}
+
+/// The same, with this first user word.
+pub fn told_with(text: &[u8], word: u64) -> String {
     let workers = Workers::start(1);
     let listener =
         RingListener::open("127.0.0.1:0".parse().unwrap(), Security::SameUser, None).unwrap();
@@ -334,8 +344,8 @@ fn told(text: &str) -> String {
     loop {
         match node.next_with(own) {
             Ok(Next::Room(mut room)) => {
-                room.write(0, text.as_bytes()).unwrap();
-                drop(room.commit(text.len(), 0, [0; 4]).unwrap());
+                room.write(0, text).unwrap();
+                drop(room.commit(text.len(), 0, [word, 0, 0, 0]).unwrap());
                 own = Own::Never;
             }
             Ok(Next::End) => return "it ended".into(),
@@ -350,12 +360,14 @@ fn questions_that_make_no_sense_are_refused() {
     let id = "[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]";
     let ask = |version: u32, nodes: &str, me: usize, element: u64| {
         format!(
-            r#"{{"version":{version},"id":{id},"nodes":[{nodes}],"me":{me},"element":{element},"sql":"SELECT 1","tables":[]}}"#
+            r#"{{"version":{version},"id":{id},"nodes":[{nodes}],"me":{me},"element":{element},"sql":"SELECT 1","tables":[],"loaded":[]}}"#
         )
     };
-    let why = told(&ask(1, r#""127.0.0.1:1""#, 0, 4096));
+    // The message of that version.
+    let old = ask(2, r#""127.0.0.1:1""#, 0, 4096).replace(r#","loaded":[]"#, "");
+    let why = told(&old);
     assert!(
-        why.contains("the shell speaks version 1, this worker 2"),
+        why.contains("the shell speaks version 2, this worker 3"),
         "{why}"
     );
     // Each error goes to its own shell, and none ends a worker.
@@ -364,10 +376,10 @@ fn questions_that_make_no_sense_are_refused() {
         assert!(why.contains("gave up"), "{why}");
     }
     for ask in [
-        ask(2, "", 0, 4096),
-        ask(2, r#""127.0.0.1:1""#, 7, 4096),
-        ask(2, r#""127.0.0.1:1""#, 0, 3),
-        ask(2, r#""127.0.0.1:1""#, 0, u64::MAX),
+        ask(3, "", 0, 4096),
+        ask(3, r#""127.0.0.1:1""#, 7, 4096),
+        ask(3, r#""127.0.0.1:1""#, 0, 3),
+        ask(3, r#""127.0.0.1:1""#, 0, u64::MAX),
     ] {
         let why = told(&ask);
         assert!(why.contains("gave up") && why.contains("settings"), "{why}");

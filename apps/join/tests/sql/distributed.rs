@@ -199,6 +199,7 @@ fn files_beyond_a_workers_folder_are_not_read() {
         bind,
         dir: Some(inner.clone()),
         memory: None,
+        tables: 0,
     });
     match ask(&workers, &tables, "SELECT count(*) FROM a GROUP BY id") {
         Err(Trouble::Query(why)) => assert!(why.contains("--dir"), "{why}"),

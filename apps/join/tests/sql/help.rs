@@ -45,11 +45,23 @@ impl Workers {
         Self::serving((0..count).map(|_| settings("127.0.0.1:0".parse().unwrap()))).unwrap()
     }
 
+    /// Starts workers with so many bytes each for loaded tables.
+    pub fn with_tables(bytes: &[usize]) -> Self {
+        Self::serving(bytes.iter().map(|&tables| Settings {
+            bind: "127.0.0.1:0".parse().unwrap(),
+            dir: None,
+            memory: None,
+            tables,
+        }))
+        .unwrap()
+    }
+
     fn open(binds: &[&str], memory: Option<usize>) -> Result<Self> {
         Self::serving(binds.iter().map(|bind| Settings {
             bind: bind.parse().unwrap(),
             dir: None,
             memory,
+            tables: 64 << 20,
         }))
     }
 

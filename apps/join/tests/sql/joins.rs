@@ -13,7 +13,7 @@ use crate::help::{Workers, alone, duckdb, rows};
 
 /// Joins of all kinds, with the operators around them. `f` is a float without NULL, `k` a key with duplicates and
 /// NULL.
-const QUERIES: &[&str] = &[
+pub const QUERIES: &[&str] = &[
     "SELECT r.id, s.id FROM r JOIN s ON r.k = s.k",
     "SELECT r.id, s.id FROM r LEFT JOIN s ON r.k = s.k",
     "SELECT r.id, s.id FROM r RIGHT JOIN s ON r.k = s.k",
@@ -45,7 +45,8 @@ const QUERIES: &[&str] = &[
     "SELECT x.k, x.c FROM (SELECT k, count(*) AS c FROM r GROUP BY k) x JOIN s ON s.k = x.k WHERE s.id < 100",
 ];
 
-fn data(folder: &Path) -> Vec<Table> {
+/// Tables with a key, as CSV files. The last has no rows.
+pub fn data(folder: &Path) -> Vec<Table> {
     let mut state = 42u64;
     let mut below = move |limit: u64| {
         state = state

@@ -3,8 +3,11 @@
 mod bad;
 mod band;
 mod csv;
+mod damaged;
 mod distributed;
 mod help;
 mod joins;
+mod lies;
+mod loaded;
 mod random;
 mod tpch;

@@ -13,7 +13,7 @@ use crate::boxes::{self, BoxError, MAX_MOOV, Movie};
 use crate::client::{OpenError, ViewError, Viewer};
 use crate::live;
 use crate::watch::{Event, From, Watch};
-use crate::wire::{Content, Format, Refusal, Slot};
+use crate::wire::{Format, Refusal, Slot};
 use weft_service::lock;
 
 /// A segment lasts so long at least, in microseconds, unless key frames are further apart.
@@ -342,7 +342,7 @@ pub(super) enum IndexError {
 
 /// The playlist of a fragmented file: byte ranges of it, each beginning with a key frame. Blocks.
 pub(super) fn file_playlist(viewer: &mut Viewer, uri: &str) -> Result<String, IndexError> {
-    if viewer.grant().content != Content::Movie {
+    if !viewer.grant().content.is_movie() {
         return Err(ViewError::Violation("this is no movie").into());
     }
     let len = viewer.grant().len;

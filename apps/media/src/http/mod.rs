@@ -34,9 +34,9 @@ use self::admission::UserFilter;
 use self::feed::{Feed, Item};
 use self::pool::Pool;
 use self::range::{Wanted, wanted};
-use crate::client::{OpenError, Viewer};
+use crate::client::{OpenError, ViewError, Viewer};
 use crate::names;
-use crate::wire::{Content, Refusal};
+use crate::wire::{Content, Denial, Refusal};
 use weft_service::lock;
 
 /// Requests that stream at the same time.
@@ -294,7 +294,7 @@ async fn media(
         Ok(Err(e)) => return open_failed(&e),
         Err(response) => return response,
     };
-    if viewer.grant().content != Content::Movie {
+    if !viewer.grant().content.is_movie() {
         return answer(
             StatusCode::NOT_FOUND,
             "a live stream has a playlist and is no file",
@@ -370,7 +370,7 @@ fn stream(
     let outcome = loop {
         match pieces(pool, &mut viewer, &mut at, to, sender) {
             // A kept connection may have ended meanwhile: another one with the same content continues, once.
-            Err(Some(e)) if again => {
+            Err(Some(e)) if again && !matches!(e, ViewError::Denied(Denial::Changed)) => {
                 again = false;
                 match pool.open(name) {
                     Ok(new) if new.grant().version == version => viewer = new,
@@ -397,7 +397,7 @@ fn pieces(
     at: &mut u64,
     to: u64,
     sender: &mpsc::Sender<Result<Bytes, io::Error>>,
-) -> Result<(), Option<crate::client::ViewError>> {
+) -> Result<(), Option<ViewError>> {
     let mut range = viewer.range(*at, to);
     while let Some(piece) = range.next()? {
         let mut bytes = Vec::with_capacity(piece.len as usize);

@@ -13,7 +13,7 @@ use weft_media::client::{Piece, Range, ViewError, Viewer};
 use weft_media::names::Title;
 use weft_media::rtp;
 use weft_media::watch::{Event, From, Watch};
-use weft_media::wire::{Content, Request};
+use weft_media::wire::{Content, Denial, Request};
 
 use weft_verbs::Device;
 
@@ -213,6 +213,10 @@ fn view_failure(e: &ViewError) -> Failure {
         }
         ViewError::Local(_) => Failure::failed(e.to_string())
             .hint("`weft doctor` says what this machine does not support"),
+        // The bytes before are of the file as it was.
+        ViewError::Denied(Denial::Changed) => {
+            Failure::peer(e.to_string()).hint("the same command again begins anew")
+        }
         _ => Failure::peer(e.to_string())
             .hint("the same command again begins anew; --from BYTES goes on"),
     }

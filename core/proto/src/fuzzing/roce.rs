@@ -113,7 +113,11 @@ impl Caller {
                 len: input.u16().into(),
                 fence: flags & 0x10 != 0,
             };
-            let seq = self.conn.post_with(wr, ());
+            let seq = if flags & 0x40 == 0 {
+                self.conn.post_with(wr, ())
+            } else {
+                self.conn.post_unsignaled(wr, ())
+            };
             assert_eq!(seq, self.posted.len() as u64);
             self.posted.push(wr);
         }

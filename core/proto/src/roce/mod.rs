@@ -292,6 +292,8 @@ struct Entry<W> {
     packets: u32,
     /// Packets of the answer that are in place.
     received: u32,
+    /// Its completion is not waited for.
+    unsignaled: bool,
 }
 
 /// One connected queue pair. `W` is the caller's data for each work request. See the [module](self) for the contract.
@@ -332,6 +334,10 @@ pub struct Connection<W = ()> {
     asks: bool,
     /// How often it was, since the last progress or loss.
     asked: u32,
+    /// The peer has not answered that yet.
+    questioned: bool,
+    /// Follows the last packet that asks for an acknowledgement.
+    awaited: u32,
 
     // The responder.
     expected: u32,
@@ -353,6 +359,8 @@ pub struct Connection<W = ()> {
     out: VecDeque<Out>,
     /// Requests since the last answer.
     requests: u32,
+    /// Messages are here that the peer knows nothing of, because it did not ask.
+    unsaid: bool,
 }
 
 impl<W> Connection<W> {
@@ -382,6 +390,8 @@ impl<W> Connection<W> {
             rtt: Rtt::default(),
             asks: false,
             asked: 0,
+            questioned: false,
+            awaited: config.sq_psn & MASK_24,
             expected: config.rq_psn & MASK_24,
             msn: 0,
             open: None,
@@ -395,6 +405,7 @@ impl<W> Connection<W> {
             resources: VecDeque::new(),
             out: VecDeque::new(),
             requests: 0,
+            unsaid: false,
         }
     }
 
@@ -416,6 +427,17 @@ impl<W> Connection<W> {
     /// Appends a work request and returns its number; numbers start at 0 and increase by 1. A work request that [`supports`] refuses, or
     /// longer than [`Config::max_message`], must not be posted. On a connection that has ended it is accepted and flushed.
     pub fn post_with(&mut self, wr: SendWr, request: W) -> u64 {
+        self.post_as(wr, request, false)
+    }
+
+    /// As [`post_with`](Self::post_with), of a request whose completion nobody waits for: an acknowledgement of it is asked for later, with one of those that
+    /// follow, or by a question. Its payload may be fetched again until then.
+    pub fn post_unsignaled(&mut self, wr: SendWr, request: W) -> u64 {
+        self.post_as(wr, request, true)
+    }
+
+    fn post_as(&mut self, wr: SendWr, request: W, unsignaled: bool) -> u64 {
+        let unsignaled = unsignaled && !wr.op.is_answered();
         self.sq.push_back(Entry {
             wr,
             request,
@@ -423,6 +445,7 @@ impl<W> Connection<W> {
             first: 0,
             packets: 0,
             received: 0,
+            unsignaled,
         });
         self.base + self.sq.len() as u64 - 1
     }
@@ -459,7 +482,7 @@ impl<W> Connection<W> {
     /// [`post_with`](Self::post_with), if the connection was made before these were known.
     pub fn start_sending(&mut self, sq_psn: u32, ord: u32, timeout: u8, retries: (u8, u8)) {
         let psn = sq_psn & MASK_24;
-        (self.psn, self.unacked, self.fresh) = (psn, psn, psn);
+        (self.psn, self.unacked, self.fresh, self.awaited) = (psn, psn, psn, psn);
         (self.config.ord, self.config.timeout) = (ord, timeout);
         (self.config.retry_count, self.config.rnr_retry) = retries;
         (self.tries, self.rnr_tries) = retries;

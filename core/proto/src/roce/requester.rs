@@ -39,7 +39,7 @@ impl<W> Connection<W> {
         if self.doomed.is_some_and(|doomed| self.next >= doomed) {
             return None;
         }
-        let (config, reads) = (self.config, self.reads);
+        let (config, reads, silent) = (self.config, self.reads, self.may_be_silent());
         let (psn, packet, fresh, next) = (self.psn, self.packet, self.fresh, self.next);
         let flying = distance(psn, self.unacked).cast_unsigned();
         let mut full = config.service == Service::Rc && flying >= self.window.size();
@@ -76,11 +76,19 @@ impl<W> Connection<W> {
         let (tx, mut out, used) = entry.cut(next, packet, &config);
         out.psn = psn;
         let last = packet + used == entry.packets;
+        let asks = last && (again || !silent || !entry.unsignaled);
         let fills = flying + used >= self.window.size();
         out.ack_request = config.service == Service::Rc
-            && (last || fills || psn.is_multiple_of(ACK_EVERY) || (again && psn == self.unacked));
-        if out.ack_request && !again {
-            self.rtt.sent(psn, now);
+            && (asks || fills || psn.is_multiple_of(ACK_EVERY) || (again && psn == self.unacked));
+        // The wait is for what was asked for.
+        if distance(self.awaited, self.unacked) <= 0 {
+            self.since = now;
+        }
+        if out.ack_request {
+            self.asked_with(ahead(psn, used));
+            if !again {
+                self.rtt.sent(psn, now);
+            }
         }
         if last && config.service == Service::Uc {
             // Nothing will tell.
@@ -91,9 +99,6 @@ impl<W> Connection<W> {
         } else {
             (next, packet + used)
         };
-        if self.unacked == self.fresh {
-            self.since = now;
-        }
         self.psn = ahead(psn, used);
         if distance(self.psn, fresh) > 0 {
             self.fresh = self.psn;
@@ -122,9 +127,24 @@ impl<W> Connection<W> {
         let (tx, mut out, _) = entry.cut(seq, packet, &self.config);
         out.psn = ahead(entry.first, packet);
         out.ack_request = true;
+        self.questioned = true;
+        self.asked_with(self.psn);
         self.rtt.again();
         out.emit(header);
         Some(tx)
+    }
+
+    /// Everything before this packet is asked for.
+    fn asked_with(&mut self, to: u32) {
+        if distance(to, self.awaited) > 0 {
+            self.awaited = to;
+        }
+    }
+
+    /// Whether the acknowledgement of a message may be asked for later: only where the question, which follows if nothing else does, costs no retry.
+    fn may_be_silent(&self) -> bool {
+        let asks = |patience| self.until_question(patience).is_some();
+        self.rtt.is_known() && self.patience().is_some_and(asks)
     }
 
     /// Local work is done.
@@ -159,7 +179,7 @@ impl<W> Connection<W> {
     /// A packet was lost: go back to the oldest one that is not acknowledged, if there are tries left.
     fn lost(&mut self) {
         self.window.lost(self.fresh);
-        (self.asks, self.asked) = (false, 0);
+        (self.asks, self.asked, self.questioned) = (false, 0, false);
         if self.unacked == self.fresh {
             return;
         }
@@ -275,7 +295,7 @@ impl<W> Connection<W> {
         self.rnr_tries = self.config.rnr_retry;
         self.rnr_until = None;
         self.asked_again = false;
-        (self.asks, self.asked) = (false, 0);
+        (self.asks, self.asked, self.questioned) = (false, 0, false);
         self.rtt.acknowledged(reached, now);
         self.window.grow(packets, reached);
         // What was to be sent again has arrived meanwhile.
@@ -299,9 +319,17 @@ impl<W> Connection<W> {
 
     /// The peer has everything before `psn`, and not that one.
     fn resend_from(&mut self, now: Now, psn: u32) {
-        if self.acked_up_to(now, psn) && psn == self.unacked {
+        // After a wait for a receive it is sent again anyway.
+        if self.acked_up_to(now, psn) && psn == self.unacked && self.rnr_until.is_none() {
             self.since = now;
-            self.lost();
+            if std::mem::take(&mut self.questioned) {
+                // Questions come much sooner than the transport timer, whose retries would be used up in a moment. The next one waits twice as long.
+                self.window.lost(self.fresh);
+                self.asks = false;
+                self.go_back();
+            } else {
+                self.lost();
+            }
         }
     }
 
@@ -317,6 +345,9 @@ impl<W> Connection<W> {
             }
             self.rnr_tries -= 1;
         }
+        // It is there: the retries are for one that is not.
+        self.tries = self.config.retry_count;
+        (self.asks, self.asked) = (false, 0);
         self.since = now;
         self.rnr_until = Some(now + rnr_delay(code));
         self.go_back();

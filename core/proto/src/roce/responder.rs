@@ -312,8 +312,11 @@ impl<W> Connection<W> {
                 self.open = open;
                 self.msn = ahead(self.msn, u32::from(last));
                 self.advance(1);
-                if ack && self.config.service == Service::Rc {
-                    self.acknowledge();
+                if self.config.service == Service::Rc {
+                    self.unsaid = true;
+                    if ack {
+                        self.acknowledge();
+                    }
                 }
                 received
             }
@@ -383,10 +386,15 @@ impl<W> Connection<W> {
         let answer = self.out.iter().rposition(Out::is_answer);
         let settled = answer.map_or(0, |at| at + 1);
         let unsent = (settled..self.out.len()).find(|at| matches!(self.out[*at], Out::Nak { .. }));
+        let psn = self.expected;
         if let Some(unsent) = unsent {
+            let waits = matches!(self.out[unsent], Out::Nak { psn: of, syndrome: Syndrome::RnrNak(_) } if of == psn);
+            if waits && syndrome == Syndrome::Nak(NakCode::SequenceError) {
+                // The packet is here, and the peer is to wait before it sends it again.
+                return;
+            }
             self.out.remove(unsent);
         }
-        let psn = self.expected;
         self.out.push_back(Out::Nak { psn, syndrome });
     }
 
@@ -467,8 +475,16 @@ impl<W> Connection<W> {
         self.early = None;
     }
 
+    /// The connection is about to end: the peer is told of messages that have arrived, although it has not asked.
+    pub fn acknowledge_unasked(&mut self) {
+        if self.unsaid && self.state == State::Open {
+            self.acknowledge();
+        }
+    }
+
     /// Everything before the packet expected has arrived.
     fn acknowledge(&mut self) {
+        self.unsaid = false;
         let psn = self.expected.wrapping_sub(1) & MASK_24;
         let mut unsent = self.out.iter_mut().rev().take_while(|out| !out.is_answer());
         if let Some(Out::Ack { psn: last }) = unsent.find(|out| matches!(out, Out::Ack { .. })) {

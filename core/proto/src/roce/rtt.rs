@@ -23,6 +23,11 @@ pub(super) struct Rtt {
 }
 
 impl Rtt {
+    /// It was measured.
+    pub(super) const fn is_known(&self) -> bool {
+        self.known.is_some()
+    }
+
     /// A new packet goes out that asks for an acknowledgement.
     pub(super) fn sent(&mut self, psn: u32, now: Now) {
         self.timed.get_or_insert((psn, now));

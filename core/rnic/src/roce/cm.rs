@@ -21,7 +21,7 @@ use super::connections::{Asked, Connection, Listener, Manager, OnRequest, Tell, 
 use super::port::{Manages, PortInner, Whose, siblings};
 use super::sidr::Sidr;
 use super::terms::{RoceConnect, RoceEnd, RoceEvent, RoceTerms};
-use super::{RocePath, RocePort, RoceQp, RoceSend, peer_addr, roce_mtu, scope_of};
+use super::{RocePort, RoceQp, peer_addr, roce_mtu, scope_of};
 use crate::device::{Counted, Device};
 use crate::lock::lock;
 use crate::timer;
@@ -312,27 +312,11 @@ impl RoceRequest {
     /// Our queue pair sends and receives from now on.
     fn start(&self, qp: &RoceQp, param: &RoceConnect) -> Result<(), Error> {
         self.is_waiting()?;
-        let (ird, ord) = self.agreed(param);
-        let path = RocePath {
-            peer: self.addrs.0.ip(),
-            scope: scope_of(self.addrs.0),
-            dest_qp: self.dest_qp,
-            rq_psn: self.our_psn,
-            mtu: self.mtu,
-            ird,
-            rnr_timer: RNR_TIMER,
-            traffic_class: 0,
-        };
-        qp.receive_from(&self.port, &path)?;
+        let way = (&self.port, self.addrs.0);
+        self.terms().move_qp(qp, way, self.agreed(param))?;
+        // The peer hears of it from now on.
         qp.await_word(self.id);
-        let (retry_count, rnr_retry) = self.retries;
-        qp.send_with(&RoceSend {
-            sq_psn: self.psn,
-            ord,
-            timeout: ACK_TIMEOUT,
-            retry_count,
-            rnr_retry,
-        })
+        Ok(())
     }
 
     /// What a program needs that moves its queue pair itself.
@@ -695,48 +679,37 @@ impl PortInner {
         }
     }
 
-    /// The peer has accepted our request: the queue pair is moved, then the peer gets our word.
+    /// The peer has accepted our request. A queue pair of ours is moved, then the peer gets our word; a program that moves its own gets the terms.
     fn join(&self, id: u32, reply: Reply) {
-        let seen = {
+        let (qp, peer, moves_itself, terms, depths) = {
             let manager = manager(self);
             let Some(c) = manager.connections.get(&id) else {
                 return;
             };
-            if c.moves_itself {
-                drop(manager);
-                return self.hand_over(id, reply);
-            }
-            (c.qp.upgrade(), c.peer, c.psn, c.param.clone(), c.mtu)
-        };
-        let (qp, peer, psn, param, mtu) = seen;
-        let depths = (
-            param.ird.min(reply.initiator_depth),
-            param.ord.min(reply.responder_resources),
-        );
-        let joined = qp.zip(self.owner()).ok_or("the queue pair has gone");
-        let joined = joined.and_then(|both| is_number(reply.qp).then_some(both).ok_or(NO_QP));
-        let joined = joined.and_then(|(qp, owner)| {
-            let path = RocePath {
-                peer: peer.ip(),
-                scope: scope_of(peer),
+            let terms = RoceTerms {
                 dest_qp: reply.qp & MASK_24,
-                rq_psn: psn,
-                mtu,
-                ird: depths.0,
-                rnr_timer: RNR_TIMER,
-                traffic_class: 0,
-            };
-            let send = RoceSend {
+                rq_psn: c.psn,
                 sq_psn: reply.psn,
-                ord: depths.1,
+                mtu: c.mtu,
+                rnr_timer: RNR_TIMER,
                 timeout: ACK_TIMEOUT,
-                retry_count: param.retry_count,
+                retry_count: c.param.retry_count,
                 rnr_retry: reply.rnr_retry,
             };
-            let moved = qp.receive_from(&owner, &path);
-            let moved = moved.and_then(|()| qp.send_with(&send));
-            moved.map_err(|_| "the queue pair could not be joined")
-        });
+            let depths = (
+                c.param.ird.min(reply.initiator_depth),
+                c.param.ord.min(reply.responder_resources),
+            );
+            (c.qp.upgrade(), c.peer, c.moves_itself, terms, depths)
+        };
+        let moved = match qp.zip(self.owner()) {
+            _ if !is_number(reply.qp) => Err("the peer names no queue pair"),
+            _ if moves_itself => Ok(()),
+            None => Err("the queue pair has gone"),
+            Some((qp, port)) => terms
+                .move_qp(&qp, (&port, peer), depths)
+                .map_err(|_| "the queue pair could not be joined"),
+        };
         let mut todo = Todo::default();
         {
             let mut manager = manager(self);
@@ -749,14 +722,24 @@ impl PortInner {
                 drop(manager);
                 return self.carry_out(todo);
             }
-            connection.remote_qp = reply.qp & MASK_24;
-            let event = match joined {
+            connection.remote_qp = terms.dest_qp;
+            let Reply {
+                private_data,
+                rnr_retry,
+                ..
+            } = reply;
+            let event = match moved {
+                Ok(()) if moves_itself => RoceEvent::Replied {
+                    private_data,
+                    depths,
+                    terms,
+                },
                 Ok(()) => {
                     connection.exchange.ready(&[]);
                     RoceEvent::Established {
-                        private_data: reply.private_data,
+                        private_data,
                         depths,
-                        rnr_retry: reply.rnr_retry,
+                        rnr_retry,
                     }
                 }
                 Err(why) => {
@@ -766,46 +749,6 @@ impl PortInner {
             };
             todo.tell
                 .extend(connection.tell.clone().map(|tell| (tell, event)));
-            self.settle(&mut manager, id, &mut todo);
-        }
-        self.carry_out(todo);
-    }
-
-    /// The peer has accepted the request of a program that moves its queue pair itself.
-    fn hand_over(&self, id: u32, reply: Reply) {
-        let mut todo = Todo::default();
-        {
-            let mut manager = manager(self);
-            let Some(c) = manager.connections.get_mut(&id) else {
-                return;
-            };
-            if c.exchange.phase() != Phase::Replied {
-                return;
-            }
-            let event = if is_number(reply.qp) {
-                c.remote_qp = reply.qp;
-                RoceEvent::Replied {
-                    depths: (
-                        c.param.ird.min(reply.initiator_depth),
-                        c.param.ord.min(reply.responder_resources),
-                    ),
-                    terms: RoceTerms {
-                        dest_qp: reply.qp,
-                        rq_psn: c.psn,
-                        sq_psn: reply.psn,
-                        mtu: c.mtu,
-                        rnr_timer: RNR_TIMER,
-                        timeout: ACK_TIMEOUT,
-                        retry_count: c.param.retry_count,
-                        rnr_retry: reply.rnr_retry,
-                    },
-                    private_data: reply.private_data,
-                }
-            } else {
-                c.exchange.reject(reason::NO_RESOURCES, &[]);
-                RoceEvent::Failed(NO_QP)
-            };
-            todo.tell.extend(c.tell.clone().map(|tell| (tell, event)));
             self.settle(&mut manager, id, &mut todo);
         }
         self.carry_out(todo);
@@ -836,9 +779,6 @@ impl PortInner {
         }
     }
 }
-
-/// Why a reply is refused.
-const NO_QP: &str = "the peer names no queue pair";
 
 /// Whether a queue pair of a program may have this number.
 fn is_number(num: u32) -> bool {

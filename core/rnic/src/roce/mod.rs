@@ -47,7 +47,8 @@ use crate::qp::{Limits, RecvSource, may_be_put_off, term_code, to_proto};
 use crate::queues::Queues;
 use crate::timer;
 use crate::types::{
-    AsyncEvent, Error, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcStatus,
+    AsyncEvent, Error, INLINE_DATA, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc,
+    WcStatus,
 };
 pub use cm::{
     ROCE_REJECT_DATA, ROCE_REPLY_DATA, ROCE_REQUEST_DATA, RoceConn, RoceListening, RoceRequest,
@@ -105,6 +106,8 @@ pub(crate) struct Slot {
     wr: SendWr,
     /// Why it failed on this side.
     fault: Option<WcStatus>,
+    /// Its data are kept when they are sent: the program may take the memory back before the peer has acknowledged them.
+    keeps: bool,
 }
 
 /// What its lock protects.
@@ -565,7 +568,23 @@ impl RoceInner {
         }
         let len = wr.len().filter(|len| *len <= core.conn.max_message());
         let len = len.ok_or(PostReason::Length)?;
-        core.conn.post_with(to_proto(&wr), Slot { wr, fault: None });
+        let request = to_proto(&wr);
+        // Others end with a completion, or take long. With half of the queue full, programs may wait for room.
+        let unsignaled = !wr.signaled
+            && !self.limits.sq_sig_all
+            && len as usize <= INLINE_DATA
+            && core.conn.posted() < self.limits.max_send_wr as usize / 2;
+        let keeps = unsignaled && wr.inline.is_none();
+        let slot = Slot {
+            wr,
+            fault: None,
+            keeps,
+        };
+        if unsignaled {
+            core.conn.post_unsignaled(request, slot);
+        } else {
+            core.conn.post_with(request, slot);
+        }
         Ok(len)
     }
 
@@ -595,6 +614,7 @@ impl RoceInner {
     /// acknowledgement has not gone.
     fn settle(self: &Arc<Self>, core: &mut Core) {
         if matches!(core.conn.state(), State::Open | State::Failed) {
+            core.conn.acknowledge_unasked();
             self.transmit(core);
         }
     }
@@ -616,7 +636,7 @@ impl RoceInner {
     /// Completes requests, in the order posted.
     fn reap(&self, core: &mut Core) {
         while let Some((done, slot)) = core.conn.pop() {
-            let Slot { wr, fault } = slot;
+            let Slot { wr, fault, .. } = slot;
             let (status, byte_len) = match done.status {
                 Status::Ok { byte_len } => (WcStatus::Success, byte_len),
                 Status::LocalError => (fault.unwrap_or(WcStatus::LocProtErr), 0),

@@ -1,8 +1,10 @@
 //! What programs say of connections, and hear.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-use super::RoceQp;
+use super::{RocePath, RocePort, RoceQp, RoceSend, scope_of};
+use crate::types::Error;
 
 /// This side's queue pair of a connection.
 #[derive(Clone)]
@@ -99,6 +101,39 @@ pub struct RoceTerms {
     pub retry_count: u8,
     /// Retries of messages that find no receive, 0 to 7.
     pub rnr_retry: u8,
+}
+
+impl RoceTerms {
+    /// A queue pair of ours sends to this peer and receives from it from now on, with so many Reads and atomics at once, the peer's and ours.
+    ///
+    /// # Errors
+    /// As [`RoceQp::receive_from`] and [`RoceQp::send_with`].
+    pub(super) fn move_qp(
+        &self,
+        qp: &RoceQp,
+        (port, peer): (&RocePort, SocketAddr),
+        (ird, ord): (u8, u8),
+    ) -> Result<(), Error> {
+        let path = RocePath {
+            peer: peer.ip(),
+            scope: scope_of(peer),
+            dest_qp: self.dest_qp,
+            rq_psn: self.rq_psn,
+            mtu: self.mtu,
+            ird,
+            rnr_timer: self.rnr_timer,
+            traffic_class: 0,
+        };
+        let send = RoceSend {
+            sq_psn: self.sq_psn,
+            ord,
+            timeout: self.timeout,
+            retry_count: self.retry_count,
+            rnr_retry: self.rnr_retry,
+        };
+        qp.receive_from(port, &path)?;
+        qp.send_with(&send)
+    }
 }
 
 /// What becomes of a connection.

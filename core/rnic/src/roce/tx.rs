@@ -12,7 +12,7 @@ use super::train::Course;
 use super::{Core, RoceInner, Slot, Way, peer_addr};
 use crate::lock::add_alone;
 use crate::qp::{Local, do_local};
-use crate::types::{Sge, WcStatus, sub_list};
+use crate::types::{InlineData, Sge, WcStatus, sub_list};
 
 /// Trains of one call, so that one queue pair cannot keep the others waiting.
 const TRAINS: u32 = 16;
@@ -144,7 +144,7 @@ impl RoceInner {
                 Ok(())
             }
             Payload::Wr { seq, offset, len } => {
-                let Some(Slot { wr, fault }) = conn.request_mut(seq) else {
+                let Some(Slot { wr, fault, keeps }) = conn.request_mut(seq) else {
                     return Ok(());
                 };
                 if let Some(data) = &wr.inline {
@@ -152,6 +152,7 @@ impl RoceInner {
                     train.bytes.extend_from_slice(&data[part]);
                     return Ok(());
                 }
+                let start = train.bytes.len();
                 let append = |sge: Sge| {
                     let span = keys.local(pd, sge.lkey, sge.addr, sge.len, Access::empty())?;
                     span.append_to(&mut train.bytes);
@@ -161,6 +162,8 @@ impl RoceInner {
                 if appended.is_err() {
                     *fault = Some(WcStatus::LocProtErr);
                     conn.fail_request(seq);
+                } else if *keeps && offset == 0 && wr.len() == Some(len) {
+                    wr.inline = Some(InlineData::from_slice(&train.bytes[start..]));
                 }
                 appended
             }

@@ -97,7 +97,10 @@ impl Choice {
             Self::Named(name) if ip.is_unspecified() => {
                 let same_family = |other: &IpAddr| other.is_ipv4() == ip.is_ipv4();
                 Rnic::named(name, same_family, |local| match local {
-                    Some(ip) => at(ip),
+                    Some(ip) => at(ip).map(|rnic| Rnic {
+                        local: Some(ip),
+                        ..rnic
+                    }),
                     None => at(Ipv4Addr::LOCALHOST.into()),
                 })
             }
@@ -175,9 +178,10 @@ impl Rnic {
     ) -> Result<Option<Device>, Error> {
         let devices = weft_nic::devices().map_err(|e| convert::error(&e))?;
         let Some(device) = devices.iter().find(|device| device.name() == name) else {
-            let names: Vec<_> = devices.iter().map(weft_nic::Device::name).collect();
+            let mut names = vec!["soft"];
+            names.extend(devices.iter().map(weft_nic::Device::name));
             return Err(Error::Setting(format!(
-                "there is no RDMA device {name}; there are: soft {}; `weft doctor` says why one is missing",
+                "there is no RDMA device {name}; there are: {}; `weft doctor` says why one is missing",
                 names.join(" ")
             )));
         };
@@ -227,6 +231,14 @@ impl Device {
         match &self.0 {
             Either::Soft(_) => None,
             Either::Rnic(rnic) => Some(rnic.context.name()),
+        }
+    }
+
+    /// The RNIC's own address, if it was found by one.
+    pub fn address(&self) -> Option<IpAddr> {
+        match &self.0 {
+            Either::Soft(_) => None,
+            Either::Rnic(rnic) => rnic.local,
         }
     }
 

@@ -246,6 +246,17 @@ impl Mr {
         }
     }
 
+    /// As [`crate::Mr::load_u8`].
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn load_u8(&self, off: usize) -> Result<u8, MemError> {
+        match &self.0 {
+            Either::Soft(mr) => mr.load_u8(off),
+            Either::Rnic(mr) => mr.region().load_u8(off),
+        }
+    }
+
     /// As [`crate::Mr::read_from_file`].
     ///
     /// # Errors

@@ -162,6 +162,7 @@ struct Joining {
     param: ConnParam,
     /// Distinguishes the outcome of a dial from that of an earlier one.
     round: u64,
+    /// A dial is under way, or a thread is about to begin it: a second one could be taken for the next connection by a peer that is reset meanwhile.
     dialling: bool,
     pause: Duration,
     due: Instant,
@@ -403,7 +404,8 @@ impl Broker {
                 source: dials.then(|| at(ours.ip, 0)),
                 param,
                 round,
-                dialling: false,
+                // By this thread, and not by that of the broker as well.
+                dialling: dials,
                 pause: PAUSES[0],
                 due: now,
                 waiting: None,
@@ -414,7 +416,7 @@ impl Broker {
         self.0.wake(&mut state);
         drop(state);
         if dials {
-            self.0.dial(ours.num);
+            self.0.dial(ours.num, round);
         } else {
             for (hello, incoming) in early {
                 self.0.admit(hello, incoming);
@@ -480,10 +482,11 @@ impl Drop for Number {
 }
 
 impl Inner {
-    fn dial(self: &Arc<Self>, num: u32) {
+    /// Dials for the thread that has set `dialling` in this round.
+    fn dial(self: &Arc<Self>, num: u32, round: u64) {
         let mut state = lock(&self.state);
         let State { joining, dials, .. } = &mut *state;
-        let Some(joining) = joining.get_mut(&num) else {
+        let Some(joining) = joining.get_mut(&num).filter(|j| j.round == round) else {
             return;
         };
         let (Some(addr), Some(qp)) = (joining.dial, joining.qp.upgrade()) else {
@@ -491,11 +494,11 @@ impl Inner {
         };
         if *dials >= DIALS {
             // It stays due: the thread looks again when half of those are over.
+            joining.dialling = false;
             return;
         }
-        joining.dialling = true;
         *dials += 1;
-        let (source, param, round) = (joining.source, joining.param.clone(), joining.round);
+        let (source, param) = (joining.source, joining.param.clone());
         drop(state);
         let weak = Arc::downgrade(self);
         self.device.dial(addr, source, &qp, &param, move |outcome| {
@@ -644,7 +647,8 @@ impl Inner {
             }
             if joining.dial.is_some() && !joining.dialling {
                 if joining.due <= now {
-                    due.push(num);
+                    joining.dialling = true;
+                    due.push((num, joining.round));
                 } else {
                     next = next.min(joining.due);
                 }
@@ -659,8 +663,8 @@ impl Inner {
         for qp in late {
             qp.fail(WcStatus::RetryExcErr);
         }
-        for num in due {
-            self.dial(num);
+        for (num, round) in due {
+            self.dial(num, round);
         }
         more.then_some((next, seen))
     }

@@ -1,6 +1,8 @@
 //! A thin driver per stack: how one stack carries out a scenario's operations, at either end.
 
+mod device;
 mod exs;
+mod family;
 mod iw;
 mod memory;
 pub mod outside;
@@ -18,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::Instant;
 
+pub use device::{choose as choose_device, environment as device_environment};
 pub use exs::SocketContexts;
 pub use memory::Copy;
 pub use tcp::{prepare_stream as tcp_prepare, transfer_whole as tcp_transfer_whole};
@@ -35,6 +38,8 @@ named! {
         WeftRoce = "weft-roce",
         /// The same where one packet in a thousand is lost, in either direction.
         WeftRoceLossy = "weft-roce-lossy",
+        /// weft's verbs on the machine's RNIC of --device, both ends.
+        Device = "device",
         /// weft's small iWARP library over the verbs.
         WeftIw = "weft-iw",
         /// weft's datagram queue pairs: a write is an RDMA Write-Record.
@@ -71,6 +76,8 @@ named! {
         PerftestLocal = "perftest-local",
         /// The same over TCP.
         PerftestTcp = "perftest-tcp",
+        /// perftest on the machine's own libibverbs, on the RNIC of --device.
+        PerftestDevice = "perftest-device",
         /// rstream on weft's librdmacm, over shared memory: rsockets.
         RstreamLocal = "rstream-local",
         /// The same over TCP.
@@ -105,6 +112,7 @@ impl Stack {
             | Self::FiShm
             | Self::PerftestLocal
             | Self::RstreamLocal => "local",
+            Self::Device | Self::PerftestDevice => "rnic",
             _ => "tcp",
         }
     }
@@ -233,6 +241,8 @@ impl Spec {
             Stack::Weft | Stack::WeftTls | Stack::WeftIw | Stack::Tcp | Stack::TcpTls => true,
             // RoCE has no such operation.
             Stack::WeftRoce | Stack::WeftRoceLossy => self.op != Op::Swap,
+            // The operations that every RNIC has.
+            Stack::Device => matches!(self.op, Op::Send | Op::Write | Op::Read),
             Stack::Exs | Stack::ExsSync => self.op == Op::Send,
             Stack::WeftUd | Stack::WeftRd | Stack::Udp | Stack::UdpSingle => {
                 matches!(self.op, Op::Send | Op::Write)
@@ -299,6 +309,7 @@ pub fn connect(context: &mut Context, spec: &Spec, addr: SocketAddr) -> Result<B
         Stack::TcpTls => tls::connect(context.tls()?, spec, addr),
         Stack::Weft | Stack::WeftTls => weft::connect(context, spec, addr),
         Stack::WeftRoce | Stack::WeftRoceLossy => weft::connect_roce(context, spec, addr),
+        Stack::Device => device::connect(spec, addr),
         Stack::WeftUd | Stack::WeftRd => ud::connect(spec, addr),
         Stack::Udp | Stack::UdpSingle => udp::connect(spec, addr),
         Stack::WeftIw => iw::connect(context, spec, addr),
@@ -317,6 +328,7 @@ pub enum Acceptor {
     Tcp(std::net::TcpListener),
     Weft(weft::Listening),
     Roce(roce::Listening),
+    Device(Box<device::Listening>),
     Exs(exs::Listening),
     Ud(Box<ud::Listening>),
     Udp(Box<udp::Listening>),
@@ -330,6 +342,7 @@ impl Acceptor {
                 Ok(Self::Weft(weft::listen(context, spec)?))
             }
             Stack::WeftRoce | Stack::WeftRoceLossy => Ok(Self::Roce(context.roce()?.listen()?)),
+            Stack::Device => Ok(Self::Device(Box::new(device::listen()?))),
             Stack::Exs | Stack::ExsSync => Ok(Self::Exs(exs::listen(&mut context.exs, spec)?)),
             Stack::WeftUd | Stack::WeftRd => Ok(Self::Ud(Box::new(ud::listen(spec)?))),
             Stack::Udp | Stack::UdpSingle => Ok(Self::Udp(Box::new(udp::listen(spec)?))),
@@ -344,6 +357,7 @@ impl Acceptor {
                 .map_err(BenchError::system("read a socket's address")),
             Self::Weft(listening) => Ok(listening.addr()),
             Self::Roce(listening) => Ok(listening.addr()),
+            Self::Device(listening) => Ok(listening.addr()),
             Self::Exs(listening) => listening.addr(),
             Self::Ud(listening) => Ok(listening.addr()),
             Self::Udp(listening) => listening.addr(),
@@ -359,6 +373,7 @@ impl Acceptor {
             Self::Tcp(listener) => tcp::accept(&listener, spec),
             Self::Weft(listening) => weft::accept(context, &listening, spec),
             Self::Roce(listening) => weft::accept_roce(context, &listening, spec),
+            Self::Device(listening) => listening.accept(spec),
             Self::Exs(listening) => exs::accept(&mut context.exs, &listening, spec),
             Self::Ud(listening) => listening.accept(),
             Self::Udp(listening) => listening.accept(),

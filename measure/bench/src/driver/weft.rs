@@ -4,6 +4,7 @@
 //! receive, so the receiver posts [`RECVS`] and notifies the sender of every [`GRANT`] that it has reposted.
 //! The application at the far end acknowledges the end of a stream.
 
+use super::family::{Family, Posts, Queue, Region, Soft};
 use super::roce::Pair;
 use super::{
     Initiator, Kind, Memory, Op, Patience, Remote, Responder, Scheme, Spec, Stack, Transport, lap,
@@ -21,11 +22,11 @@ use weft_verbs::{
 };
 
 /// Posted receives at the far end of sends.
-const RECVS: u32 = 512;
+pub(super) const RECVS: u32 = 512;
 /// Receives after which the receiver notifies the sender.
 const GRANT: u32 = RECVS / 2;
 /// Receives beyond [`RECVS`], so that used ones can be posted again several at a time.
-const SPARE: u32 = 64;
+pub(super) const SPARE: u32 = 64;
 /// Length of the note that grants [`GRANT`] more sends.
 const NOTE_GRANT: usize = 1;
 /// Length of the note that ends a run: the initiator's end of data, or the peer's confirmation.
@@ -155,8 +156,14 @@ pub(super) fn connect(
     let (device, pd) = context.device(spec.transport)?;
     let (cq, init) = queues(device, spec)?;
     let connection = cm::connect(addr, pd, &init, &param).map_err(stack("connect"))?;
-    let pair = Pair::Iwarp(connection.qp);
-    Ok(Box::new(End::new(pd, cq, pair, spec, Role::Initiator)?))
+    let pair = iwarp(connection.qp, spec)?;
+    Ok(Box::new(End::<Soft>::new(
+        pd,
+        cq,
+        pair,
+        spec,
+        Role::Initiator,
+    )?))
 }
 
 /// As [`connect`], over RoCE v2.
@@ -168,7 +175,7 @@ pub(super) fn connect_roce(
     let host = context.roce()?;
     let (cq, init) = queues(&host.device, spec)?;
     let pair = Pair::Roce(host.connect(&init, spec, addr)?);
-    Ok(Box::new(End::new(
+    Ok(Box::new(End::<Soft>::new(
         &host.pd,
         cq,
         pair,
@@ -185,7 +192,13 @@ pub(super) fn accept_roce(
     let host = context.roce()?;
     let (cq, init) = queues(&host.device, spec)?;
     let pair = Pair::Roce(host.accept(&init, spec, listening)?);
-    Ok(Box::new(End::new(&host.pd, cq, pair, spec, Role::Peer)?))
+    Ok(Box::new(End::<Soft>::new(
+        &host.pd,
+        cq,
+        pair,
+        spec,
+        Role::Peer,
+    )?))
 }
 
 pub(super) fn accept(
@@ -197,8 +210,8 @@ pub(super) fn accept(
     let (cq, init) = queues(device, spec)?;
     let qp = pd.create_qp(&init).map_err(stack("create a QP"))?;
     let connection = accept_one(&listening.0, qp, spec.crc)?;
-    let pair = Pair::Iwarp(connection.qp);
-    Ok(Box::new(End::new(pd, cq, pair, spec, Role::Peer)?))
+    let pair = iwarp(connection.qp, spec)?;
+    Ok(Box::new(End::<Soft>::new(pd, cq, pair, spec, Role::Peer)?))
 }
 
 /// Accepts the next connection on `qp`.
@@ -222,22 +235,22 @@ struct Progress {
 
 /// The end of the connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+pub(super) enum Role {
     Initiator,
     Peer,
 }
 
-struct End {
-    qp: Pair,
-    cq: Cq,
+pub(super) struct End<F: Family> {
+    qp: F::Qp,
+    cq: F::Cq,
     spec: Spec,
-    pd: Pd,
+    pd: F::Pd,
     /// Receives complete with notes, not with the measured messages.
     notes: bool,
     /// The source of outgoing data, and the destination of pulled data.
-    source: Mr,
+    source: F::Mr,
     /// The destination of the other end's data.
-    target: Mr,
+    target: F::Mr,
     remote: Option<RemoteAddr>,
     recvs: Vec<RecvWr>,
     to_repost: usize,
@@ -247,58 +260,64 @@ struct End {
     since_grant: u32,
     /// Ping-pongs posted so far, for signaling now and then and for the flag byte of writes.
     turn: u64,
-    ring: Vec<Slot>,
+    ring: Vec<Slot<F::Mr>>,
 }
 
 /// A buffer of a stream whose [`Scheme`] is not the single buffer.
-struct Slot {
+struct Slot<M> {
     /// Taken out while it is registered anew.
-    mr: Option<Mr>,
+    mr: Option<M>,
     /// The application's data ([`Scheme::Copy`]).
     data: Vec<u8>,
 }
 
 /// Deregisters a buffer that was passed to [`Pd::reg_mr`].
 pub fn deregister(mr: Mr) -> Result<Vec<u8>> {
+    taken_back(mr)
+}
+
+fn taken_back(mr: impl Region) -> Result<Vec<u8>> {
     mr.deregister()
-        .map_err(|(_, error)| stack("deregister memory")(error))?
+        .map_err(stack("deregister memory"))?
         .ok_or_else(|| BenchError::Usage("the buffer did not come back".to_owned()))
 }
 
 /// A registered buffer with resident pages.
-fn resident(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Mr> {
+fn resident<F: Family>(pd: &F::Pd, memory: Memory, len: usize, access: Access) -> Result<F::Mr> {
     let mr = match memory {
-        Memory::Allocated => pd.alloc_mr(len, access),
-        Memory::Ordinary => pd.reg_mr(vec![0; len], access),
+        Memory::Allocated => F::alloc(pd, len, access),
+        Memory::Ordinary => F::register(pd, vec![0; len], access),
     }
     .map_err(stack("allocate a memory region"))?;
     mr.fill(0, len, 0).map_err(stack("fill a memory region"))?;
     Ok(mr)
 }
 
-impl End {
-    fn new(pd: &Pd, cq: Cq, pair: Pair, spec: &Spec, role: Role) -> Result<Self> {
-        // The environment can enable TLS everywhere, but a row must match its name.
-        if let Pair::Iwarp(qp) = &pair {
-            let tls = qp.tls().is_some();
-            if tls != (spec.stack == Stack::WeftTls) && spec.transport == Transport::Tcp {
-                return Err(BenchError::Usage(format!(
-                    "{} is measured {} TLS: unset WEFT_TLS",
-                    spec.stack.name(),
-                    if tls { "without" } else { "with" }
-                )));
-            }
-        }
+/// The environment can enable TLS everywhere, but a row must match its name.
+fn iwarp(qp: Qp, spec: &Spec) -> Result<Pair> {
+    let tls = qp.tls().is_some();
+    if tls != (spec.stack == Stack::WeftTls) && spec.transport == Transport::Tcp {
+        return Err(BenchError::Usage(format!(
+            "{} is measured {} TLS: unset WEFT_TLS",
+            spec.stack.name(),
+            if tls { "without" } else { "with" }
+        )));
+    }
+    Ok(Pair::Iwarp(qp))
+}
+
+impl<F: Family> End<F> {
+    pub(super) fn new(pd: &F::Pd, cq: F::Cq, qp: F::Qp, spec: &Spec, role: Role) -> Result<Self> {
         let len = spec.len()?.max(SMALLEST);
         let rights = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
             | Access::REMOTE_READ
             | Access::REMOTE_ATOMIC;
-        let target = resident(pd, spec.memory, len, rights)?;
+        let target = resident::<F>(pd, spec.memory, len, rights)?;
         let recv = RecvWr::new(0).sge(target.sge(0, len));
         let takes_receives = matches!(spec.op, Op::Send | Op::WriteImm);
         let mut end = Self {
-            qp: pair,
+            qp,
             cq,
             spec: *spec,
             pd: pd.clone(),
@@ -306,7 +325,7 @@ impl End {
                 Role::Initiator => spec.kind == Kind::Stream || !takes_receives,
                 Role::Peer => !takes_receives,
             },
-            source: resident(pd, spec.memory, len, Access::LOCAL_WRITE)?,
+            source: resident::<F>(pd, spec.memory, len, Access::LOCAL_WRITE)?,
             target,
             remote: None,
             recvs: vec![recv; (RECVS + SPARE) as usize],
@@ -324,12 +343,15 @@ impl End {
         Ok(end)
     }
 
+    /// The queue pair, to be connected.
+    pub(super) fn qp(&self) -> &F::Qp {
+        &self.qp
+    }
+
     fn fill_ring(&mut self) -> Result<()> {
         let len = self.spec.len()?;
         for _ in 0..self.spec.window {
-            let mr = self
-                .pd
-                .reg_mr(vec![1; len], Access::LOCAL_WRITE)
+            let mr = F::register(&self.pd, vec![1; len], Access::LOCAL_WRITE)
                 .map_err(stack("register memory"))?;
             let data = match self.spec.scheme {
                 Scheme::Copy => vec![2; len],
@@ -499,10 +521,8 @@ impl End {
                     .ok_or_else(|| BenchError::Usage("no buffer".to_owned()))?;
                 match self.spec.scheme {
                     Scheme::Reregister => {
-                        let data = deregister(mr)?;
-                        mr = self
-                            .pd
-                            .reg_mr(data, Access::LOCAL_WRITE)
+                        let data = taken_back(mr)?;
+                        mr = F::register(&self.pd, data, Access::LOCAL_WRITE)
                             .map_err(stack("register memory"))?;
                     }
                     Scheme::Copy => mr.write(0, &slot.data).map_err(stack("copy data"))?,
@@ -580,7 +600,7 @@ fn flag(turn: u64) -> u8 {
     (turn % 255) as u8 + 1
 }
 
-impl Initiator for End {
+impl<F: Family> Initiator for End<F> {
     fn set_remote(&mut self, remote: Option<Remote>) {
         self.learn(remote);
     }
@@ -628,7 +648,7 @@ impl Initiator for End {
     }
 }
 
-impl Responder for End {
+impl<F: Family> Responder for End<F> {
     fn remote(&self) -> Option<Remote> {
         Some(self.here())
     }

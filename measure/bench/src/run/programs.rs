@@ -83,7 +83,9 @@ macro_rules! cases {
 }
 
 cases! {
-    IPERF3_1M: "iperf3, 1 MiB", "Gb/s", BOTH => goal("iperf3, 1 MiB", AtLeast(2.5));
+    IPERF3_1M: "iperf3, 1 MiB", "Gb/s", ONE_SIDE =>
+        goal("iperf3, 1 MiB", AtLeast(2.5)),
+        beside("iperf3, 1 MiB; the peer without weft", Stack::OneSide, Stack::Plain, AtLeast(0.97));
     IPERF3_128K: "iperf3, 128 KiB", "Gb/s", BOTH => goal("iperf3, 128 KiB", AtLeast(2.5));
     REDIS_50: "redis-benchmark -P 1, 50 clients", "requests/s", WITH_UNIX =>
         goal("redis-benchmark -P 1, 50 clients", AtLeast(2.0)),
@@ -109,6 +111,8 @@ cases! {
     PGBENCH_TPC_B: "pgbench TPC-B, 8 clients", "transactions/s", WITH_UNIX =>
         goal("pgbench TPC-B, 8 clients", AtLeast(0.98)),
         beside("pgbench TPC-B, beside its Unix socket", Stack::Weft, Stack::Unix, AtLeast(1.0));
+    PROXY: "pgbench -S through nginx, 8 clients, three users", "transactions/s", BOTH =>
+        goal("pgbench -S through nginx of three users", AtLeast(1.3));
     CONNECT: "connect, one request, close", "connections/s", ONE_SIDE =>
         beside("connect, one request, close; the peer without weft", Stack::OneSide, Stack::Plain, AtLeast(0.97)),
         goal("connect, one request, close; both with weft", AtLeast(0.9));
@@ -138,6 +142,8 @@ named! {
         Memcached = "memcached",
         /// Postgres with pgbench: -S and TPC-B with 8 clients, over TCP and over the server's Unix socket
         Postgres = "postgres",
+        /// pgbench -S with 8 clients through nginx (its stream module) to Postgres, each a user of its own
+        Proxy = "proxy",
         /// Connect, one request, close
         Connect = "connect",
         /// CPU time of 1,000 idle connections to nginx
@@ -158,6 +164,7 @@ impl Program {
             Self::Idle => &[("nginx", "nginx-light")],
             Self::Memcached => &[("memcached", "memcached")],
             Self::Postgres => &[("pgbench", "postgresql")],
+            Self::Proxy => &[("pgbench", "postgresql"), ("nginx", "nginx-light")],
             Self::Echo | Self::Connect => &[],
         }
     }
@@ -170,11 +177,16 @@ impl Program {
             return Some(format!("{name} is not installed (Debian: {package})"));
         }
         match self {
-            Self::Users | Self::Containers if !is_root() => Some("it needs root".to_owned()),
-            Self::Postgres if postgres_tool("initdb").is_none() => {
+            Self::Users | Self::Containers | Self::Proxy if !is_root() => {
+                Some("it needs root".to_owned())
+            }
+            Self::Proxy if !Path::new(STREAM_MODULE).exists() => {
+                Some("nginx has no stream module (Debian: libnginx-mod-stream)".to_owned())
+            }
+            Self::Postgres | Self::Proxy if postgres_tool("initdb").is_none() => {
                 Some("the server's programs are not installed (Debian: postgresql)".to_owned())
             }
-            Self::Postgres if is_root() && postgres_user().is_none() => Some(
+            Self::Postgres | Self::Proxy if is_root() && postgres_user().is_none() => Some(
                 "postgres does not run as root, and there is no user postgres (Debian: postgresql)"
                     .to_owned(),
             ),
@@ -197,6 +209,7 @@ impl Program {
             Self::Nginx => nginx(world),
             Self::Memcached => memcached(world),
             Self::Postgres => postgres(world),
+            Self::Proxy => proxy(world),
             Self::Connect => connect(world),
             Self::Idle => idle(world),
         }
@@ -468,14 +481,23 @@ fn postgres_user() -> Option<User> {
     })
 }
 
-fn postgres(world: &World) -> Result<Vec<Case<'_>>> {
+/// Postgres without weft and under it, with pgbench's tables.
+struct Postgres {
+    servers: Servers,
+    /// The folder of its Unix sockets.
+    home: std::path::PathBuf,
+    user: Option<User>,
+}
+
+/// `before`: words before the servers' command lines.
+fn postgres_servers(world: &World, name: &str, before: &str) -> Result<Postgres> {
     let user = if is_root() { postgres_user() } else { None };
     let tool = |name| {
         let file = postgres_tool(name);
         file.ok_or_else(|| failed("find postgres", format!("there is no {name}")))
     };
     let (initdb, server) = (tool("initdb")?, tool("postgres")?);
-    let home = world.folder("postgres")?;
+    let home = world.folder(name)?;
     if let Some(user) = user {
         chown(&home, Some(user.uid), Some(user.gid))
             .map_err(BenchError::system("give postgres its folder"))?;
@@ -496,7 +518,11 @@ fn postgres(world: &World) -> Result<Vec<Case<'_>>> {
         );
         fs::write(data.join("postgresql.auto.conf"), settings)
             .map_err(BenchError::system("write a file"))?;
-        Ok(format!("{} -D {}", server.display(), data.display()))
+        Ok(format!(
+            "{before}{} -D {}",
+            server.display(),
+            data.display()
+        ))
     })?;
     for stack in BOTH {
         let port = servers.port(stack)?;
@@ -512,22 +538,85 @@ fn postgres(world: &World) -> Result<Vec<Case<'_>>> {
         }
         done?;
     }
-    let servers = std::rc::Rc::new(servers);
+    Ok(Postgres {
+        servers,
+        home,
+        user,
+    })
+}
+
+fn postgres(world: &World) -> Result<Vec<Case<'_>>> {
+    let postgres = std::rc::Rc::new(postgres_servers(world, "postgres", "")?);
     let case = |about, options: &'static str| {
-        let (servers, home) = (servers.clone(), home.clone());
+        let postgres = postgres.clone();
         Case::new(about, move |stack| {
-            let (port, seconds) = (servers.port(stack)?, world.seconds);
+            let (port, seconds) = (postgres.servers.port(stack)?, world.seconds);
             let host = match stack {
-                Stack::Unix => home.display().to_string(),
+                Stack::Unix => postgres.home.display().to_string(),
                 _ => "127.0.0.1".to_owned(),
             };
             let line = format!(
                 "pgbench -n{options} -c 8 -j 2 -T {seconds} -U bench -h {host} -p {port} postgres"
             );
-            measured(&world.client(stack, &line, user)?, "\ntps = ")
+            measured(&world.client(stack, &line, postgres.user)?, "\ntps = ")
         })
     };
     Ok(vec![case(&PGBENCH_S, " -S"), case(&PGBENCH_TPC_B, "")])
+}
+
+/// nginx's module for TCP streams, where Debian has it.
+const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+
+const NGINX_STREAM: &str = "load_module MODULE; user www-data; daemon off; worker_processes 1; pid DIR/pid; error_log DIR/error;
+events { worker_connections 1024; }
+stream { server { listen 127.0.0.1:PORT; proxy_pass 127.0.0.1:SERVER; } }";
+
+/// The number of a user of this machine.
+fn number_of_user(name: &str) -> Result<u32> {
+    let users = fs::read_to_string("/etc/passwd").map_err(BenchError::system("read the users"))?;
+    let fields = users
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>());
+    let number = fields
+        .filter(|fields| fields.first() == Some(&name))
+        .find_map(|fields| fields.get(2)?.parse().ok());
+    number.ok_or_else(|| failed("find a user", format!("there is no {name}")))
+}
+
+/// pgbench is root's, nginx's worker is www-data's, the server is postgres'.
+fn proxy(world: &World) -> Result<Vec<Case<'_>>> {
+    let with = |users: &[u32]| {
+        let users: Vec<String> = users.iter().map(u32::to_string).collect();
+        format!("env WEFT_RUN_WITH={} ", users.join(","))
+    };
+    let (root, web) = (0, number_of_user("www-data")?);
+    let postgres = postgres_servers(world, "postgres-behind-nginx", &with(&[web, root]))?;
+    let database = postgres.user.map_or(root, |user| user.uid);
+    let nginx = find("nginx").unwrap_or_default();
+    let proxies = Servers::start(world, None, |stack, port| {
+        let dir = world.folder(&format!("proxy-{port}"))?;
+        let shown = dir.display().to_string();
+        let text = NGINX_STREAM
+            .replace("MODULE", STREAM_MODULE)
+            .replace("DIR", &shown)
+            .replace("PORT", &port.to_string())
+            .replace("SERVER", &postgres.servers.port(stack)?.to_string());
+        fs::write(dir.join("conf"), text).map_err(BenchError::system("write a file"))?;
+        let (with, nginx) = (with(&[root, database]), nginx.display());
+        Ok(format!(
+            "{with}{nginx} -c {shown}/conf -p {shown} -e {shown}/error"
+        ))
+    })?;
+    Ok(vec![Case::new(&PROXY, move |stack| {
+        // The servers end with the case.
+        let _ = &postgres;
+        let (port, seconds) = (proxies.port(stack)?, world.seconds);
+        let line = format!(
+            "{}pgbench -n -S -c 8 -j 2 -T {seconds} -U bench -h 127.0.0.1 -p {port} postgres",
+            with(&[web])
+        );
+        measured(&world.client(stack, &line, None)?, "\ntps = ")
+    })])
 }
 
 fn connect(world: &World) -> Result<Vec<Case<'_>>> {

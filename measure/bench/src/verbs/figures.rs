@@ -1,10 +1,10 @@
 //! The report of the suite: from records to tables and plots.
 
 use super::goals::goals;
-use super::peers;
 use super::register::{CASES, critical_size};
 use super::setup::STEPS;
 use super::view::{Line, View, median, ratio, ratios, share, spread};
+use super::{peers, rnic};
 use crate::args::CommonArgs;
 use crate::record::{Metric, Record, Side};
 use crate::report::{Axis, Plot, Report, Section, Stroke, Table, machine};
@@ -39,7 +39,9 @@ pub(super) fn report(records: &[Record], origin: String, notes: &[String]) -> Re
             .to_owned(),
     ];
     report.sections = [goals(&every)].into_iter().flatten().collect();
-    report.sections.extend(peers::sections(&every, notes));
+    report.sections.extend(rnic::section(&every));
+    let of_no_rnic = every.filter(|record| record.transport != "rnic");
+    report.sections.extend(peers::sections(&of_no_rnic, notes));
     let sections = [
         operations(&all),
         transfer(&all, "send", "Send"),

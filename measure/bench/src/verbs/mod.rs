@@ -5,12 +5,16 @@ mod goals;
 pub mod memory;
 mod peers;
 pub(crate) mod register;
+mod rnic;
 pub(crate) mod setup;
 mod view;
 
 use crate::args::{CommonArgs, Figure, Poll, Switch, VerbsArgs, VerbsOp};
 use crate::children::Load;
-use crate::driver::{Context, Kind, Memory, Op, Scheme, Spec, Stack, Transport, outside};
+use crate::driver::{
+    Context, Kind, Memory, Op, Scheme, Spec, Stack, Transport, choose_device, device_environment,
+    outside,
+};
 use crate::error::{BenchError, Result};
 use crate::output::{KEPT, cannot_write};
 use crate::process::Peer;
@@ -39,7 +43,7 @@ const RATE_WINDOW: u32 = 128;
 
 /// Runs the suite: prints tables, and writes what the options ask for.
 pub fn run(args: &VerbsArgs) -> Result<ExitCode> {
-    let mut args = with_tls(with_peers(args));
+    let mut args = with_device(with_tls(with_peers(args)));
     let (missing, mut notes) = outside::inventory(args.common.stacks());
     args.common.stack = args.common.stacks().to_vec();
     args.common.stack.retain(|stack| !missing.contains(stack));
@@ -72,13 +76,15 @@ pub fn run(args: &VerbsArgs) -> Result<ExitCode> {
     let earlier = !records.is_empty();
     let mut progress = Progress::new((groups.len() + extras.len()) as u64);
     let mut context = Context::default();
+    let (name, device) = device_environment();
+    let environment = [(name, device.as_str())];
     let mut peer = None;
     for group in &groups {
         let what = group.describe();
         progress.at(&what);
         let mut process = match peer.take() {
             Some(process) => process,
-            None => Peer::spawn(&[])?,
+            None => Peer::spawn(&environment)?,
         };
         let result = run_group(&mut context, &mut process, group, &effort);
         // After a failure the states of the two sides may differ.
@@ -219,6 +225,28 @@ fn with_tls(mut args: VerbsArgs) -> VerbsArgs {
             }
         }
         args.common.stack = stacks;
+    }
+    args
+}
+
+/// The options that `--device` implies, where the given options do not differ.
+fn with_device(mut args: VerbsArgs) -> VerbsArgs {
+    let Some(device) = &args.device else {
+        return args;
+    };
+    choose_device(device.clone());
+    if args.op.is_empty() && args.from.is_empty() {
+        args.op = vec![VerbsOp::Send, VerbsOp::Write, VerbsOp::Read];
+    }
+    let common = &mut args.common;
+    if common.stack.is_empty() {
+        common.stack = vec![Stack::Device, Stack::PerftestDevice];
+    }
+    if common.crc == Switch::Both {
+        common.crc = Switch::Off;
+    }
+    if common.poll == Poll::Both {
+        common.poll = Poll::Busy;
     }
     args
 }

@@ -192,7 +192,9 @@ pub fn posted_by_another_thread(bed: &Bed) {
                 let wr = wr.signaled();
                 until("room", || a.qp.post_send_one(wr.clone()).is_ok());
                 if id % 16 == 15 {
-                    take(&a.scq, 16);
+                    for wc in take(&a.scq, 16) {
+                        assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+                    }
                 }
             }
         });

@@ -214,6 +214,36 @@ fn hello_and_cp_run_on_the_kernels_devices() {
     siw.guest.must(back, STEP);
 }
 
+#[test]
+fn bench_measures_the_kernels_devices() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    cargo("build", &["--bin", "weft-bench"]);
+    put(&mut siw, &beside("weft-bench"), "weft-bench");
+    let mut measure = |device: &str, other: &str| {
+        siw.guest.must(&format!("rdma link del {other}"), STEP);
+        let bench = format!("/tmp/weft-bench verbs --device {device} --runs 2 --seconds 0.1");
+        let line = format!("{bench} --stack device --size 64,64K");
+        let done = siw.guest.run(&line, LONG);
+        assert_eq!(done.status, 0, "{}", done.text);
+        for operation in ["send", "write", "read"] {
+            let is_row = |line: &&str| line.trim_start().starts_with(operation);
+            let rows = done.text.lines().filter(is_row);
+            let figures = rows.filter(|line| line.contains(" ("));
+            assert_eq!(figures.count(), 4, "{operation}: {}", done.text);
+        }
+        // perftest beside it is told, and not judged: here it cannot always tell the speed of its clock, and its two ends lose each other.
+        let line = format!("{bench} --op write --figure bandwidth --size 64K");
+        let done = siw.guest.run(&line, LONG);
+        say(&format!("weft bench verbs on {device}:\n{}", done.text));
+        let kind = other.trim_end_matches('0');
+        let again = format!("rdma link add {other} type {kind} netdev eth0");
+        siw.guest.must(&again, STEP);
+    };
+    measure("siw0", "rxe0");
+    measure("rxe0", "siw0");
+}
+
 /// Buffers of a server from a client on the same device; only atomics can append. At the end the device is removed, which ends the server.
 fn fs_on(siw: &mut Siw, device: &str, has_atomics: bool) {
     let serve =

@@ -1,5 +1,7 @@
 //! A viewer's connection: it requests a title, and fetches parts of it by RDMA Reads.
 
+mod known;
+
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +15,11 @@ use weft_verbs::{
 };
 
 use crate::viewers::{READS, param};
-use crate::wire::{self, Grant, NOTICE_LEN, Notice, Refusal, Request, WireError};
+use crate::wire::{
+    self, ASKS, Answer, Ask, Content, Denial, Grant, NOTICE_LEN, Notice, Refusal, Request,
+    WORD_LEN, WireError,
+};
+use known::{Known, Target};
 
 /// Shortest Read in bytes, but for the end of a title (thesis 6.4.1).
 pub const MIN_READ: u32 = 8 << 10;
@@ -21,7 +27,7 @@ pub const MIN_READ: u32 = 8 << 10;
 pub const READ: u32 = 128 << 10;
 /// The default number of outstanding Reads.
 pub const DEPTH: u16 = 8;
-/// Receives for notices.
+/// Receives for notices, and for answers.
 const RECEIVES: u64 = 32;
 /// The first Read after a seek is short, because its bytes are shown first.
 const FIRST: u32 = 32 << 10;
@@ -52,6 +58,9 @@ pub enum ViewError {
     /// Nothing came for so long.
     #[error("the server did not answer for {} s", .0.as_secs())]
     Stalled(Duration),
+    /// The server does not give a part of the movie. The connection goes on.
+    #[error("{}", .0.text())]
+    Denied(Denial),
     /// The server sent what cannot be.
     #[error("the server broke the protocol: {0}")]
     Violation(&'static str),
@@ -93,18 +102,28 @@ pub struct Viewer {
     // Dropped first, because the connection uses the memory.
     qp: Qp,
     cq: Cq,
-    /// A slot for each Read, and one for the piece that is being looked at.
+    /// A slot for each Read, and one for the piece that is being looked at; of a movie in blocks, also for pieces whose words are being read.
     slots: Mr,
+    /// For a movie in blocks, a word for each slot: the generation after the Read.
+    words: Mr,
     notices: Mr,
     slot_len: u32,
+    /// Reads of bytes outstanding at once.
+    depth: usize,
     count: u64,
+    /// Slots used, in all.
+    used: u64,
     grant: Grant,
+    /// Of a movie in blocks.
+    known: Option<Known>,
     patience: Duration,
     /// Reads posted, and complete, in all.
     posted: u64,
     done: u64,
     /// The end of the last range that was read completely.
     reached: u64,
+    /// How often a block was taken away before it was read.
+    lost: u64,
     inbox: VecDeque<Notice>,
     end: Option<ViewError>,
     opened: Instant,
@@ -134,18 +153,15 @@ impl Viewer {
         let pd = device.alloc_pd().map_err(local)?;
         let slot_len = dial.read.max(MIN_READ);
         let depth = dial.depth.clamp(1, READS);
-        let count = u64::from(depth) + 1;
         let cq = device
             .create_cq(4 * (u32::from(depth) + RECEIVES as u32), None)
-            .map_err(local)?;
-        let slots = pd
-            .alloc_mr(count as usize * slot_len as usize, Access::LOCAL_WRITE)
             .map_err(local)?;
         let notices = pd
             .alloc_mr(RECEIVES as usize * NOTICE_LEN, Access::LOCAL_WRITE)
             .map_err(local)?;
         let init = QpInit {
-            max_send_wr: u32::from(depth) + 1,
+            // Reads of bytes, and for twice as many slots those of words.
+            max_send_wr: 3 * (u32::from(depth) + 1) + ASKS,
             max_recv_wr: RECEIVES as u32,
             max_sge: 1,
             // A notice that finds no receive waits: it is a slow viewer's, and no reason to end.
@@ -174,18 +190,34 @@ impl Viewer {
             Ok(Err(refusal)) => return Err(OpenError::Refused(refusal)),
             Err(e) => return Err(OpenError::Protocol(e)),
         };
+        let known = match grant.content {
+            Content::Blocks(blocks) => Some(Known::new(grant.at, blocks)),
+            _ => None,
+        };
+        let count = u64::from(depth) * if known.is_some() { 2 } else { 1 } + 1;
+        let words = pd
+            .alloc_mr((count * WORD_LEN) as usize, Access::LOCAL_WRITE)
+            .map_err(local)?;
+        let slots = pd
+            .alloc_mr(count as usize * slot_len as usize, Access::LOCAL_WRITE)
+            .map_err(local)?;
         Ok(Self {
+            known,
             qp: connection.qp,
             cq,
             slots,
+            words,
             notices,
             slot_len,
+            depth: depth.into(),
             count,
+            used: 0,
             grant,
             patience: dial.patience,
             posted: 0,
             done: 0,
             reached: 0,
+            lost: 0,
             inbox: VecDeque::new(),
             end: None,
             opened: Instant::now(),
@@ -202,6 +234,11 @@ impl Viewer {
         self.opened.elapsed()
     }
 
+    /// How often a block of the movie was taken away before it was read, and asked for again.
+    pub fn lost_blocks(&self) -> u64 {
+        self.lost
+    }
+
     /// The transport of the connection: `local`, `tcp` or `tls`.
     pub fn transport(&self) -> &'static str {
         self.qp.path().map_or("tcp", |path| path.transport)
@@ -216,6 +253,7 @@ impl Viewer {
             waiting: VecDeque::new(),
             seek: from != self.reached,
             first: true,
+            again: None,
             viewer: self,
         }
     }
@@ -264,18 +302,70 @@ impl Viewer {
         }
     }
 
-    /// The slot of the next Read but so many, and the Read; it is of at most a slot's length.
-    fn read(&self, after: usize, offset: u64, len: u32) -> (usize, SendWr) {
-        let number = self.posted + after as u64;
-        let slot = (number % self.count) as usize * self.slot_len as usize;
-        let remote = RemoteAddr {
-            addr: self.grant.at.addr + offset,
-            rkey: self.grant.at.rkey,
-        };
-        let read = SendWr::read(number, remote)
-            .sge(self.slots.sge(slot, len as usize))
-            .signaled();
+    /// The next slot, and a Read into it of at most its length.
+    fn read(&mut self, (offset, len): (u64, u32), target: Option<&Target>) -> (usize, SendWr) {
+        let slot = (self.used % self.count) as usize * self.slot_len as usize;
+        let remote = target.map_or_else(
+            || RemoteAddr {
+                addr: self.grant.at.addr + offset,
+                rkey: self.grant.at.rkey,
+            },
+            |target| target.remote,
+        );
+        let sge = self.slots.sge(slot, len as usize);
+        let read = SendWr::read(self.used, remote).sge(sge).signaled();
+        self.used += 1;
         (slot, read)
+    }
+
+    /// Where the word of a piece goes.
+    fn word_at(&self, piece: &Piece) -> usize {
+        piece.slot / self.slot_len as usize * WORD_LEN as usize
+    }
+
+    /// Whether a word that was read is that of the bytes that were asked for.
+    fn is_there(&self, check: &Check) -> Result<bool, ViewError> {
+        let mut word = [0; WORD_LEN as usize];
+        let read = self.words.read(check.at, &mut word);
+        read.map_err(|e| ViewError::Local(e.to_string()))?;
+        Ok(u64::from_be_bytes(word) == check.generation)
+    }
+
+    /// Asks for the block of this byte, unless it is known or asked for; nothing of a movie that is not in blocks.
+    fn ask(&mut self, offset: u64, ahead: bool) -> Result<(), ViewError> {
+        let Some(known) = &mut self.known else {
+            return Ok(());
+        };
+        let block = known.block_of(offset);
+        if !known.must_ask(block, ahead) {
+            return Ok(());
+        }
+        let message = Ask { block, ahead }.encode();
+        let send = SendWr::send(block).inline(&message).signaled();
+        let sent = self.qp.post_send_one(send);
+        sent.map_err(|e| self.ended(ViewError::Gone(e.to_string())))
+    }
+
+    /// Waits until the server has said where the block of this byte is.
+    fn wait_for(&mut self, offset: u64) -> Result<(), ViewError> {
+        let deadline = Instant::now() + self.patience;
+        if let Some(known) = &mut self.known {
+            // That of a range that was given up.
+            known.take_denial(known.block_of(offset));
+        }
+        while let Some(known) = &mut self.known
+            && known.find(offset).is_none()
+        {
+            let block = known.block_of(offset);
+            if let Some(why) = known.take_denial(block) {
+                return Err(ViewError::Denied(why));
+            }
+            self.ask(offset, false)?;
+            if !self.pump(Some(deadline))? {
+                return Err(self.ended(ViewError::Stalled(self.patience)));
+            }
+        }
+        Ok(())
     }
 
     /// Posts Reads; the caller has seen that there are slots.
@@ -318,7 +408,7 @@ impl Viewer {
             }
             match wc.opcode {
                 WcOpcode::Read => self.done += 1,
-                WcOpcode::Recv => self.receive(wc)?,
+                WcOpcode::Recv => self.receive(wc).map_err(|e| self.ended(e))?,
                 _ => {}
             }
         }
@@ -334,6 +424,11 @@ impl Viewer {
             .post_recv(&[receive(&self.notices, wc.wr_id % RECEIVES)])
             .map_err(|e| local(&e))?;
         let len = (wc.byte_len as usize).min(NOTICE_LEN);
+        if let Some(known) = &mut self.known {
+            let answer = Answer::decode(&bytes[..len], known.layout());
+            let answer = answer.map_err(|_| ViewError::Violation("a malformed answer"))?;
+            return known.answered(&answer);
+        }
         let notice =
             Notice::decode(&bytes[..len]).map_err(|_| ViewError::Violation("a short notice"))?;
         // A newer one says all that the older ones did.
@@ -362,16 +457,39 @@ fn receive(notices: &Mr, index: u64) -> RecvWr {
     RecvWr::new(index).sge(notices.sge(index as usize * NOTICE_LEN, NOTICE_LEN))
 }
 
+/// A Read that was posted.
+struct Waiting {
+    piece: Piece,
+    /// The number of Reads that have to be complete.
+    reads: u64,
+    /// Of a movie in blocks.
+    check: Option<Check>,
+}
+
+/// The Read of the word that says whether bytes of a slot are right. It is posted when they have come: the server's stack may make a response
+/// of so few bytes before it takes the bytes of an earlier one from memory.
+#[derive(Clone, Copy)]
+struct Check {
+    word: RemoteAddr,
+    /// What the word has if the bytes are right.
+    generation: u64,
+    /// Where it goes.
+    at: usize,
+    /// The number of Reads that have to be complete; `None` before it is posted.
+    reads: Option<u64>,
+}
+
 /// A range that is being fetched, some Reads ahead. Dropping it lets those end.
 pub struct Range<'v> {
     viewer: &'v mut Viewer,
     next: u64,
     end: u64,
-    /// Pieces whose Reads are posted, with the number of Reads that have to be complete for each.
-    waiting: VecDeque<(Piece, u64)>,
+    waiting: VecDeque<Waiting>,
     first: bool,
     /// It does not go on where the last one has ended.
     seek: bool,
+    /// Since when each block that came was taken away before it was read.
+    again: Option<Instant>,
 }
 
 impl Range<'_> {
@@ -381,13 +499,64 @@ impl Range<'_> {
     /// [`ViewError`].
     #[allow(clippy::should_implement_trait)] // a piece borrows a slot that the next one may use
     pub fn next(&mut self) -> Result<Option<Piece>, ViewError> {
-        self.post()?;
-        let Some((piece, reads)) = self.waiting.pop_front() else {
-            self.viewer.reached = self.end;
-            return Ok(None);
+        let mut deadline = Instant::now() + self.viewer.patience;
+        loop {
+            self.post()?;
+            let Some(Waiting {
+                piece,
+                reads,
+                check,
+            }) = self.waiting.front()
+            else {
+                self.viewer.reached = self.end;
+                return Ok(None);
+            };
+            let (piece, reads) = (*piece, check.map_or(Some(*reads), |check| check.reads));
+            if reads.is_none_or(|reads| self.viewer.done < reads) {
+                if !self.viewer.pump(Some(deadline))? {
+                    let why = ViewError::Stalled(self.viewer.patience);
+                    return Err(self.viewer.ended(why));
+                }
+                continue;
+            }
+            if check.map_or(Ok(true), |check| self.viewer.is_there(&check))? {
+                self.waiting.pop_front();
+                self.again = None;
+                self.ask_ahead(piece.offset)?;
+                return Ok(Some(piece));
+            }
+            self.go_back(&piece)?;
+            deadline = Instant::now() + self.viewer.patience;
+        }
+    }
+
+    /// Asks for the block after that of this byte: the server then reads it while this one is fetched.
+    fn ask_ahead(&mut self, offset: u64) -> Result<(), ViewError> {
+        let Some(known) = &self.viewer.known else {
+            return Ok(());
         };
-        self.viewer.complete(reads)?;
-        Ok(Some(piece))
+        let ahead = offset.saturating_add(known.layout().block.into());
+        let begin = ahead - ahead % u64::from(known.layout().block);
+        if begin < self.end {
+            self.viewer.ask(begin, true)?;
+        }
+        Ok(())
+    }
+
+    /// The block of a piece was taken away before it was read: begins anew with it.
+    fn go_back(&mut self, piece: &Piece) -> Result<(), ViewError> {
+        self.viewer.lost += 1;
+        let patience = self.viewer.patience;
+        let since = *self.again.get_or_insert_with(Instant::now);
+        if since.elapsed() > patience {
+            return Err(self.viewer.ended(ViewError::Stalled(patience)));
+        }
+        if let Some(known) = &mut self.viewer.known {
+            known.forget(known.block_of(piece.offset));
+        }
+        self.waiting.clear();
+        (self.next, self.first) = (piece.offset, true);
+        Ok(())
     }
 
     fn post(&mut self) -> Result<(), ViewError> {
@@ -396,35 +565,95 @@ impl Range<'_> {
             let posted = self.viewer.posted;
             self.viewer.complete(posted)?;
         }
-        let depth = self.viewer.count as usize - 1;
+        let depth = self.viewer.depth;
+        let most = self.viewer.count as usize - 1;
+        let done = self.viewer.done;
+        let mut unread = self.waiting.iter().filter(|w| w.reads > done).count();
         // Several together wake a server over TCP once; until then the other half is watched.
-        if !self.first && self.waiting.len() > depth / 2 {
+        let room = most - self.waiting.len() >= depth - depth / 2;
+        let front = self.waiting.front();
+        let due =
+            front.is_some_and(|w| w.reads <= done && w.check.is_some_and(|c| c.reads.is_none()));
+        if !self.first && (unread > depth / 2 || !room && !due) {
             return Ok(());
         }
-        let mut reads = Vec::new();
-        while self.next < self.end && self.waiting.len() < depth {
-            let most = if self.first && self.seek {
+        if self.waiting.is_empty() && self.next < self.end {
+            self.viewer.wait_for(self.next)?;
+        }
+        let mut reads = self.checks();
+        while self.next < self.end && unread < depth && self.waiting.len() < most {
+            let known = self.viewer.known.as_ref();
+            let target = match known.map(|known| known.find(self.next)) {
+                None => None,
+                Some(Some(target)) => Some(target),
+                // What is there is given first. The block is asked for, or will be.
+                Some(None) => break,
+            };
+            let soon = self.first && self.seek;
+            let most = if soon {
                 FIRST.min(self.viewer.slot_len)
             } else {
                 self.viewer.slot_len
             };
             self.first = false;
-            let len = u32::try_from(self.end - self.next).map_or(most, |left| left.min(most));
-            let (slot, read) = self.viewer.read(reads.len(), self.next, len);
+            let left = (self.end - self.next).min(target.as_ref().map_or(u64::MAX, |t| t.most));
+            let len = u32::try_from(left).map_or(most, |left| left.min(most));
+            let (slot, read) = self.viewer.read((self.next, len), target.as_ref());
             reads.push(read);
             let piece = Piece {
                 slot,
                 offset: self.next,
                 len,
             };
-            let complete_at = self.viewer.posted + reads.len() as u64;
-            self.waiting.push_back((piece, complete_at));
+            let check = target.map(|target| Check {
+                word: target.word,
+                generation: target.generation,
+                at: self.viewer.word_at(&piece),
+                reads: None,
+            });
+            self.waiting.push_back(Waiting {
+                piece,
+                reads: self.viewer.posted + reads.len() as u64,
+                check,
+            });
+            unread += 1;
             self.next += u64::from(len);
+            if soon && check.is_some() {
+                // Its word would come behind all others.
+                break;
+            }
         }
         if reads.is_empty() {
             return Ok(());
         }
         self.viewer.post(&reads)
+    }
+
+    /// The Reads of the words of all bytes that have come: one for those of a slot of the server.
+    fn checks(&mut self) -> Vec<SendWr> {
+        let mut reads = Vec::new();
+        let done = self.viewer.done;
+        // The last piece of a slot is given last, so its place for a word is kept for all of them.
+        let mut last: Option<Check> = None;
+        for waiting in self.waiting.iter_mut().rev() {
+            let Some(check) = &mut waiting.check else {
+                continue;
+            };
+            if waiting.reads > done || check.reads.is_some() {
+                continue;
+            }
+            let same = last.filter(|last| last.generation == check.generation);
+            *check = same.unwrap_or_else(|| {
+                let word = self.viewer.words.sge(check.at, WORD_LEN as usize);
+                reads.push(SendWr::read(0, check.word).sge(word).signaled());
+                Check {
+                    reads: Some(self.viewer.posted + reads.len() as u64),
+                    ..*check
+                }
+            });
+            last = Some(*check);
+        }
+        reads
     }
 
     /// The bytes of a piece.
