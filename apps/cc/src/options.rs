@@ -121,9 +121,6 @@ enum Kind {
     Here(&'static str),
 }
 
-/// Options with a path that workers of clang take.
-pub(crate) const PATHS: &[&str] = &["-I", "-iquote", "-isystem", "-idirafter", "-include"];
-
 /// Environment variables that change what a preprocessor reads or writes.
 pub(crate) const SEARCH_ENVIRONMENT: &[&str] = words! {
     "CPATH" "C_INCLUDE_PATH" "CPLUS_INCLUDE_PATH" "DEPENDENCIES_OUTPUT" "SUNPRO_DEPENDENCIES"
@@ -620,7 +617,7 @@ pub fn parse_as(family: Family, dir: &Path, args: &[OsString]) -> Result<Plan, H
         return stay(reason);
     }
     if family == Family::Clang
-        && let Some(reason) = reading.clang_stays(dir, source, language)
+        && let Some(reason) = reading.clang_stays(dir, language)
     {
         return stay(reason);
     }

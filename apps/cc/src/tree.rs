@@ -7,7 +7,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::options::{PATHS, is_argument};
+use crate::options::is_argument;
 use crate::wire::Tree;
 
 /// Entries of a tree, directories that they may make, and bytes and components of a path.
@@ -16,7 +16,8 @@ pub(crate) const MAX_DIRECTORIES: usize = 20_000;
 const MAX_PATH: usize = 4096;
 const MAX_COMPONENTS: usize = 128;
 
-/// Options with another value than a path.
+/// Options with a path, and those with another value.
+const PATHS: &[&str] = &["-I", "-iquote", "-isystem", "-idirafter", "-include"];
 const VALUES: &[&str] = &["-D", "-U"];
 
 /// One entry without its contents.

@@ -17,10 +17,10 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use tokio::sync::mpsc;
-use weft_roundabout::{Canceller, Load, Next, Node, Own, Ring, RingListener, Waker, Watch};
+use weft_roundabout::{Canceller, Element, Load, Node, Ring, RingListener, Waker, Watch};
 
 use crate::batches::{Assembly, Part, external};
-use crate::pull::{Inlet, Pulled, channel, pull, sources};
+use crate::pull::{Outlet, Side, channel, pull, sources, turn};
 use crate::talk::Outcome;
 
 /// The state that the operators of one query share.
@@ -147,17 +147,42 @@ impl Query {
     }
 
     /// Begins to count what a node does; the number is for [`Query::over`].
-    pub(crate) fn running(&self, node: &Node) -> usize {
+    fn running(&self, node: &Node) -> usize {
         let mut loads = lock(&self.loads);
         loads.push(Exchange::Running(node.watch()));
         loads.len() - 1
     }
 
     /// Counts the whole of what a node did.
-    pub(crate) fn over(&self, number: usize, load: Load) {
+    fn over(&self, number: usize, load: Load) {
         if let Some(exchange) = lock(&self.loads).get_mut(number) {
             *exchange = Exchange::Over(load);
         }
+    }
+
+    /// One exchange: what the task reads of `what` goes round, and `side` sees it and the other nodes' rows. The task runs in parallel with the ring:
+    /// it may itself wait for other nodes, which wait for us to forward.
+    pub(crate) fn exchange<T, F: Future<Output = ()> + Send + 'static>(
+        &self,
+        exchange: u32,
+        what: String,
+        runtime: &tokio::runtime::Handle,
+        task: impl FnOnce(Outlet<T>) -> F,
+        side: &mut impl Side<T>,
+    ) -> Result<()> {
+        let mut node = self.join(exchange).map_err(external)?;
+        let number = self.running(&node);
+        let (pieces, mut own) = channel(node.waker(), what);
+        let reading = runtime.spawn(task(pieces));
+        let done = turn(&mut node, &mut own, side);
+        reading.abort();
+        if let Err(error) = done {
+            node.give_up(&error.to_string());
+            return Err(error);
+        }
+        let load = node.finish().map_err(external)?;
+        self.over(number, load);
+        Ok(())
     }
 
     /// Takes this node's place in the ring of an exchange.
@@ -351,61 +376,15 @@ impl Pump {
         input: SendableRecordBatchStream,
         runtime: &tokio::runtime::Handle,
     ) -> Result<()> {
-        let mut node = self.query.join(self.exchange).map_err(external)?;
-        let number = self.query.running(&node);
-        let (parts, mut own) = channel(node.waker(), std::mem::take(&mut self.what));
-        // The input is pulled in parallel with the ring: it may itself wait for other nodes, which wait for us to forward.
-        let pulling = runtime.spawn(pull(input, self.query.ring.element, parts));
-        let done = self.turn(&mut node, &mut own);
-        pulling.abort();
-        if let Err(error) = done {
-            node.give_up(&error.to_string());
-            return Err(error);
-        }
-        let load = node.finish().map_err(external)?;
-        self.query.over(number, load);
-        Ok(())
-    }
-
-    fn turn(&mut self, node: &mut Node, own: &mut Inlet<Part>) -> Result<()> {
-        let mut part: Option<Part> = None;
-        let mut ended = false;
-        loop {
-            if part.is_none() && !ended {
-                match own.next()? {
-                    Pulled::Piece(mut next) => {
-                        self.give(std::mem::take(&mut next.batches));
-                        part = Some(next);
-                    }
-                    Pulled::Nothing => {}
-                    Pulled::End => ended = true,
-                }
-            }
-            let own = match (&part, ended) {
-                (Some(_), _) => Own::Now,
-                (None, false) => Own::Later,
-                (None, true) => Own::Never,
-            };
-            match node.next_with(own).map_err(external)? {
-                Next::End => return Ok(()),
-                Next::Woken => {}
-                Next::Room(room) => {
-                    if let Some(filling) = &mut part
-                        && !filling.fill(room).map_err(external)?
-                    {
-                        part = None;
-                    }
-                }
-                Next::Element(element) => {
-                    if self.rows.is_some() {
-                        let batches = self.assembly.take(&element)?;
-                        // The ring continues while the operator above is at work.
-                        drop(element);
-                        self.give(batches);
-                    }
-                }
-            }
-        }
+        let (query, element) = (Arc::clone(&self.query), self.query.ring.element);
+        let what = std::mem::take(&mut self.what);
+        query.exchange(
+            self.exchange,
+            what,
+            runtime,
+            |parts| pull(input, element, parts),
+            &mut self,
+        )
     }
 
     fn give(&mut self, batches: Vec<RecordBatch>) {
@@ -418,6 +397,22 @@ impl Pump {
                 self.rows = None;
             }
         }
+    }
+}
+
+impl Side<Part> for Pump {
+    fn own(&mut self, mut part: Part) -> Result<Option<Part>> {
+        self.give(std::mem::take(&mut part.batches));
+        Ok(Some(part))
+    }
+
+    fn other(&mut self, element: Element) -> Result<()> {
+        if self.rows.is_some() {
+            let batches = self.assembly.take(&element)?;
+            drop(element);
+            self.give(batches);
+        }
+        Ok(())
     }
 }
 

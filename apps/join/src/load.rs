@@ -13,11 +13,11 @@ use datafusion::common::hash_utils::{RandomState, create_hashes};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SendableRecordBatchStream;
 use futures::StreamExt;
-use weft_roundabout::{Next, Node, Own};
+use weft_roundabout::Element;
 
-use crate::batches::{Assembly, Part, encoded_len, external};
+use crate::batches::{Assembly, Part, encoded_len};
 use crate::exec::Query;
-use crate::pull::{Inlet, Outlet, Pulled, channel};
+use crate::pull::{Outlet, Side};
 use crate::space::Space;
 
 /// The hash of keys, the same on all workers and for all tables.
@@ -237,10 +237,8 @@ impl Loader {
         space: Space,
         runtime: &tokio::runtime::Handle,
     ) -> Result<(Vec<RecordBatch>, Space)> {
-        let mut kept = Kept::new(input.schema(), space);
         let ring = &self.query.ring;
-        let mut node = self.query.join(0).map_err(external)?;
-        let number = self.query.running(&node);
+        let schema = input.schema();
         let split = Split {
             parts: ring.nodes.len() as u32,
             by: self.by,
@@ -249,75 +247,20 @@ impl Loader {
         let reader = Reader {
             split,
             me: ring.me as u32,
-            schema: input.schema(),
+            schema: Arc::clone(&schema),
             waiting: vec![(Vec::new(), 0); ring.nodes.len()],
             element: ring.element,
         };
-        let schema = input.schema();
-        let (pieces, mut own) = channel(node.waker(), self.what.clone());
-        let reading = runtime.spawn(reader.read(input, pieces));
-        let done = self.turn(&mut node, &mut own, schema, &mut kept);
-        reading.abort();
-        if let Err(error) = done {
-            node.give_up(&error.to_string());
-            return Err(error);
-        }
-        let load = node.finish().map_err(external)?;
-        self.query.over(number, load);
-        kept.finish()
-    }
-
-    fn turn(
-        &self,
-        node: &mut Node,
-        own: &mut Inlet<Piece>,
-        schema: SchemaRef,
-        kept: &mut Kept,
-    ) -> Result<()> {
-        let ring = &self.query.ring;
-        let me = ring.me as u64;
         let longest = self.limit.saturating_add(SLACK);
-        let mut assembly = Assembly::within(schema, ring.nodes.len(), longest, &kept.space);
-        let mut part: Option<Part> = None;
-        let mut ended = false;
-        loop {
-            while part.is_none() && !ended {
-                match own.next()? {
-                    Pulled::Piece(Piece::Ours(rows)) => kept.push(rows)?,
-                    Pulled::Piece(Piece::Theirs(rows)) => part = Some(rows),
-                    Pulled::Nothing => break,
-                    Pulled::End => ended = true,
-                }
-            }
-            let own = match (&part, ended) {
-                (Some(_), _) => Own::Now,
-                (None, false) => Own::Later,
-                (None, true) => Own::Never,
-            };
-            match node.next_with(own).map_err(external)? {
-                Next::End => return Ok(()),
-                Next::Woken => {}
-                Next::Room(room) => {
-                    if let Some(filling) = &mut part
-                        && !filling.fill(room).map_err(external)?
-                    {
-                        part = None;
-                    }
-                }
-                Next::Element(element) => {
-                    if element.user()[0] != me || element.origin() == ring.me {
-                        continue;
-                    }
-                    let batches = assembly.take(&element)?;
-                    // The ring continues meanwhile.
-                    drop(element);
-                    for batch in batches {
-                        self.check(&batch)?;
-                        kept.push(batch)?;
-                    }
-                }
-            }
-        }
+        let mut loading = Loading {
+            loader: self,
+            assembly: Assembly::within(Arc::clone(&schema), ring.nodes.len(), longest, &space),
+            kept: Kept::new(schema, space),
+        };
+        let read = |pieces| reader.read(input, pieces);
+        self.query
+            .exchange(0, self.what.clone(), runtime, read, &mut loading)?;
+        loading.kept.finish()
     }
 
     /// A row in another part than its hash says would be missing in joins.
@@ -337,6 +280,36 @@ impl Loader {
             return Err(DataFusionError::Execution(
                 "a worker sent rows of another part: do all workers run the same version?".into(),
             ));
+        }
+        Ok(())
+    }
+}
+
+/// The rows of this worker's part, as they come.
+struct Loading<'a> {
+    loader: &'a Loader,
+    assembly: Assembly,
+    kept: Kept,
+}
+
+impl Side<Piece> for Loading<'_> {
+    fn own(&mut self, piece: Piece) -> Result<Option<Part>> {
+        match piece {
+            Piece::Ours(rows) => self.kept.push(rows).map(|()| None),
+            Piece::Theirs(rows) => Ok(Some(rows)),
+        }
+    }
+
+    fn other(&mut self, element: Element) -> Result<()> {
+        let me = self.loader.query.ring.me;
+        if element.user()[0] != me as u64 || element.origin() == me {
+            return Ok(());
+        }
+        let batches = self.assembly.take(&element)?;
+        drop(element);
+        for batch in batches {
+            self.loader.check(&batch)?;
+            self.kept.push(batch)?;
         }
         Ok(())
     }

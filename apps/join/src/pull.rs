@@ -11,9 +11,9 @@ use datafusion::execution::SendableRecordBatchStream;
 use datafusion::physical_plan::ExecutionPlan;
 use futures::StreamExt;
 use tokio::sync::mpsc;
-use weft_roundabout::Waker;
+use weft_roundabout::{Element, Next, Node, Own, Waker};
 
-use crate::batches::Part;
+use crate::batches::{Part, external};
 
 /// Pieces that wait for the node.
 const PIECES: usize = 2;
@@ -105,6 +105,46 @@ impl<T> Inlet<T> {
                     self.what
                 )))
             }
+        }
+    }
+}
+
+/// What a node does with the pieces of its own task and with the ring's elements.
+pub(crate) trait Side<T> {
+    /// The rows of a piece that travel, if some do.
+    fn own(&mut self, piece: T) -> Result<Option<Part>>;
+    /// An element of the ring, which is dropped before the rows are looked at, because the ring continues meanwhile.
+    fn other(&mut self, element: Element) -> Result<()>;
+}
+
+/// One turn of the ring, to its end.
+pub(crate) fn turn<T>(node: &mut Node, own: &mut Inlet<T>, side: &mut impl Side<T>) -> Result<()> {
+    let mut part: Option<Part> = None;
+    let mut ended = false;
+    loop {
+        while part.is_none() && !ended {
+            match own.next()? {
+                Pulled::Piece(piece) => part = side.own(piece)?,
+                Pulled::Nothing => break,
+                Pulled::End => ended = true,
+            }
+        }
+        let own = match (&part, ended) {
+            (Some(_), _) => Own::Now,
+            (None, false) => Own::Later,
+            (None, true) => Own::Never,
+        };
+        match node.next_with(own).map_err(external)? {
+            Next::End => return Ok(()),
+            Next::Woken => {}
+            Next::Room(room) => {
+                if let Some(filling) = &mut part
+                    && !filling.fill(room).map_err(external)?
+                {
+                    part = None;
+                }
+            }
+            Next::Element(element) => side.other(element)?,
         }
     }
 }

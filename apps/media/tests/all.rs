@@ -2,6 +2,7 @@
 
 mod blocks;
 mod clear;
+mod common;
 #[cfg(feature = "program")]
 mod mpv;
 mod torn;

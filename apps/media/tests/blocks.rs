@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{noise, serve};
 use weft_media::client::{Dial, OpenError, ViewError, Viewer};
 use weft_media::server::Server;
 use weft_media::shelf::Shelf;
-use weft_media::viewers::{Config, Gate, ViewerListener};
 use weft_media::wire::{
     self, ASK_LEN, Answer, Ask, Blocks, Content, Denial, Grant, NOTICE_LEN, Refusal, Request,
 };
@@ -25,25 +25,6 @@ const MEMORY: u64 = 2 * weft_media::blocks::LEAST;
 const LEN: usize = 9_000_001;
 const MODES: [LocalMode; 2] = [LocalMode::Auto, LocalMode::Off];
 
-struct Anybody;
-
-impl Gate for Anybody {
-    fn admit(&self, _: &cm::Request) -> Result<(), String> {
-        Ok(())
-    }
-}
-
-fn noise(len: usize) -> Vec<u8> {
-    let mut state = 1_u64;
-    let mut byte = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..len).map(|_| byte()).collect()
-}
-
 struct Bed {
     dir: tempfile::TempDir,
     bytes: Vec<u8>,
@@ -56,19 +37,7 @@ impl Bed {
         let dir = tempfile::tempdir().unwrap();
         let bytes = noise(LEN);
         std::fs::write(dir.path().join("a.mp4"), &bytes).unwrap();
-        let device = Device::open().unwrap();
-        let shelf = Shelf::new(&device, File::open(dir.path()).unwrap().into(), MEMORY);
-        let config = Config {
-            bind: "127.0.0.1:0".parse().unwrap(),
-            tls: None,
-            gate: Arc::new(Anybody),
-            max_viewers: 100,
-        };
-        let listener = ViewerListener::bind(&device, config).unwrap();
-        let addr = listener.local_addr();
-        let server = Server::new(shelf);
-        let host = Arc::clone(&server);
-        std::thread::spawn(move || listener.run(&host));
+        let (addr, server) = serve(dir.path(), MEMORY);
         Self {
             dir,
             bytes,

@@ -1,53 +1,12 @@
 //! Movies over TCP in the clear, where the socket takes the pages of frozen memory, beside those by shared memory.
 
-use std::fs::File;
-use std::net::SocketAddr;
-use std::sync::Arc;
-
+use crate::common::{noise, serve};
 use weft_media::client::{Dial, Viewer};
-use weft_media::server::Server;
-use weft_media::shelf::Shelf;
-use weft_media::viewers::{Config, Gate, ViewerListener};
 use weft_media::wire::Request;
-use weft_verbs::{Device, LocalMode, cm};
-
-struct Anybody;
-
-impl Gate for Anybody {
-    fn admit(&self, _: &cm::Request) -> Result<(), String> {
-        Ok(())
-    }
-}
-
-fn noise(len: usize) -> Vec<u8> {
-    let mut state = 1_u64;
-    let mut byte = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..len).map(|_| byte()).collect()
-}
+use weft_verbs::{Device, LocalMode};
 
 fn open(device: &Device, dial: &Dial) -> Viewer {
     Viewer::open(device, dial, &Request::Title("a.mp4".into())).unwrap()
-}
-
-fn serve(dir: &std::path::Path) -> SocketAddr {
-    let device = Device::open().unwrap();
-    let shelf = Shelf::new(&device, File::open(dir).unwrap().into(), 1 << 30);
-    let config = Config {
-        bind: "127.0.0.1:0".parse().unwrap(),
-        tls: None,
-        gate: Arc::new(Anybody),
-        max_viewers: 100,
-    };
-    let listener = ViewerListener::bind(&device, config).unwrap();
-    let addr = listener.local_addr();
-    let host = Server::new(shelf);
-    std::thread::spawn(move || listener.run(&host));
-    addr
 }
 
 #[test]
@@ -55,7 +14,7 @@ fn movies_come_whole_in_the_clear_also_beside_viewers_that_vanish() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = noise(9_000_001);
     std::fs::write(dir.path().join("a.mp4"), &bytes).unwrap();
-    let addr = serve(dir.path());
+    let addr = serve(dir.path(), 1 << 30).0;
     for (mode, name) in [(LocalMode::Off, "tcp"), (LocalMode::Auto, "local")] {
         let device = Device::builder().local(mode).open().unwrap();
         // FPDUs begin and end anywhere in a page.

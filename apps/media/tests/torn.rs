@@ -4,20 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::common::listener;
 use weft_media::client::{Dial, Viewer};
 use weft_media::live::Live;
-use weft_media::viewers::{Config, Gate, ViewerListener};
 use weft_media::watch::{Event, From, Watch};
 use weft_media::wire::{Format, Request};
-use weft_verbs::{Device, LocalMode, cm};
-
-struct Anybody;
-
-impl Gate for Anybody {
-    fn admit(&self, _: &cm::Request) -> Result<(), String> {
-        Ok(())
-    }
-}
+use weft_verbs::{Device, LocalMode};
 
 /// Longer than a Read, so that several carry it.
 const LEN: usize = 300_000;
@@ -25,13 +17,7 @@ const LEN: usize = 300_000;
 #[test]
 fn fragments_are_whole_while_the_ring_is_overwritten() {
     let device = Device::open().unwrap();
-    let config = Config {
-        bind: "127.0.0.1:0".parse().unwrap(),
-        tls: None,
-        gate: Arc::new(Anybody),
-        max_viewers: 10,
-    };
-    let listener = ViewerListener::bind(&device, config).unwrap();
+    let listener = listener(&device);
     let addr = listener.local_addr();
     // Room for three, so that a viewer is overtaken often.
     let live = Live::new(&device, "cam", 4 * LEN as u64 - 1, &listener.cq()).unwrap();

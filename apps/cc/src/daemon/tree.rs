@@ -92,6 +92,11 @@ pub(super) fn ask(plan: &Plan) -> Result<TreeAsk, String> {
         }
     }
     let (cpp, search) = tree::split(left.into_iter())?;
+    let mut paths = cpp.windows(2).filter(|pair| tree::takes_path(&pair[0]));
+    let is_whole = plan.source.is_absolute() || paths.any(|pair| pair[1].starts_with('/'));
+    if is_whole && plan.job.iter().any(|arg| arg.starts_with("-flto")) {
+        return Err("-flto with a whole path, which the object may have in it".into());
+    }
     Ok(TreeAsk { cpp, search })
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::{Language, PATHS, Reading, stays};
+use super::{Language, Reading, stays};
 
 /// The rule for make that clang is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,13 +168,7 @@ impl Reading {
     }
 
     /// What else keeps a command of clang here.
-    pub(super) fn clang_stays(
-        &self,
-        dir: &Path,
-        source: &Path,
-        language: Language,
-    ) -> Option<&'static str> {
-        let begins = |begin: &str| self.job.iter().any(|arg| arg.starts_with(begin));
+    pub(super) fn clang_stays(&self, dir: &Path, language: Language) -> Option<&'static str> {
         let stdlib = |arg: &OsString| arg.as_bytes().starts_with(b"-stdlib=");
         let compiled = |header: &OsString| {
             [".pch", ".gch"].iter().any(|end| {
@@ -184,24 +178,7 @@ impl Reading {
             })
         };
         let mut pairs = self.preprocess.windows(2);
-        // Joined to its option, or apart.
-        let absolute = |pair: &[OsString]| {
-            let path = |option: &&str| {
-                let joined = pair[0].as_bytes().strip_prefix(option.as_bytes());
-                joined.is_some_and(|path| match path {
-                    b"" => pair[1].as_bytes().starts_with(b"/"),
-                    path => path.starts_with(b"/"),
-                })
-            };
-            PATHS.iter().any(path)
-        };
-        let last = self.preprocess.last().cloned().unwrap_or_default();
-        let names_a_path = source.is_absolute()
-            || pairs.clone().any(absolute)
-            || absolute(&[last, OsString::new()]);
-        if names_a_path && begins("-flto") {
-            Some("-flto with a whole path, which the object may have in it")
-        } else if language == Language::C && self.preprocess.iter().any(stdlib) {
+        if language == Language::C && self.preprocess.iter().any(stdlib) {
             Some("-stdlib= for C, of which clang warns")
         } else if pairs.any(|pair| pair[0] == "-include" && compiled(&pair[1])) {
             Some("a precompiled header")

@@ -39,7 +39,7 @@ impl<W> Connection<W> {
         if self.doomed.is_some_and(|doomed| self.next >= doomed) {
             return None;
         }
-        let (config, reads, silent) = (self.config, self.reads, self.may_be_silent());
+        let (config, reads) = (self.config, self.reads);
         let (psn, packet, fresh, next) = (self.psn, self.packet, self.fresh, self.next);
         let flying = distance(psn, self.unacked).cast_unsigned();
         let mut full = config.service == Service::Rc && flying >= self.window.size();
@@ -76,7 +76,8 @@ impl<W> Connection<W> {
         let (tx, mut out, used) = entry.cut(next, packet, &config);
         out.psn = psn;
         let last = packet + used == entry.packets;
-        let asks = last && (again || !silent || !entry.unsignaled);
+        let unsignaled = entry.unsignaled;
+        let asks = last && (again || !unsignaled || !self.may_be_silent());
         let fills = flying + used >= self.window.size();
         out.ack_request = config.service == Service::Rc
             && (asks || fills || psn.is_multiple_of(ACK_EVERY) || (again && psn == self.unacked));

@@ -27,8 +27,16 @@ pub fn environment() -> (&'static str, String) {
     ("WEFT_DEVICE", choice().to_string())
 }
 
-/// The RNIC of the machine, and the address that connections are made to: its own.
-pub(super) fn address() -> Result<(Device, SocketAddr)> {
+/// The RNIC of the machine, opened once, and the address that connections are made to: its own.
+pub(super) fn address() -> Result<&'static (Device, SocketAddr)> {
+    static OPEN: OnceLock<(Device, SocketAddr)> = OnceLock::new();
+    match OPEN.get() {
+        Some(open) => Ok(open),
+        None => open().map(|found| OPEN.get_or_init(|| found)),
+    }
+}
+
+fn open() -> Result<(Device, SocketAddr)> {
     let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let device = choice().rnic_at(any).map_err(stack("open the device"))?;
     let device = device.ok_or_else(|| {
@@ -46,13 +54,13 @@ pub(super) fn name() -> Result<String> {
 }
 
 pub struct Listening {
-    device: Device,
+    device: &'static Device,
     listener: Listener,
 }
 
 pub(super) fn listen() -> Result<Listening> {
     let (device, addr) = address()?;
-    let listener = Listener::bind(&device, addr, 16, &ConnParam::default());
+    let listener = Listener::bind(device, *addr, 16, &ConnParam::default());
     Ok(Listening {
         listener: listener.map_err(stack("listen"))?,
         device,
@@ -81,7 +89,7 @@ impl Listening {
     }
 
     pub(super) fn accept(&self, spec: &Spec) -> Result<Box<dyn Responder>> {
-        let (pd, cq, init) = queues(&self.device, spec)?;
+        let (pd, cq, init) = queues(self.device, spec)?;
         let request = self.listener.next_request(Some(PATIENCE));
         let request = request.map_err(stack("wait for a connection"))?;
         let request = request.ok_or(BenchError::Stuck(PATIENCE.as_secs(), "a connection"))?;
@@ -98,8 +106,8 @@ impl Listening {
 
 pub(super) fn connect(spec: &Spec, addr: SocketAddr) -> Result<Box<dyn Initiator>> {
     let (device, _) = address()?;
-    let (pd, cq, init) = queues(&device, spec)?;
-    let dial = Dial::new(&device, addr, PATIENCE).map_err(stack("find a route"))?;
+    let (pd, cq, init) = queues(device, spec)?;
+    let dial = Dial::new(device, addr, PATIENCE).map_err(stack("find a route"))?;
     let qp = dial
         .create_qp(&pd, &init)
         .map_err(stack("create a queue pair"))?;

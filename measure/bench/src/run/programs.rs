@@ -571,25 +571,16 @@ const NGINX_STREAM: &str = "load_module MODULE; user www-data; daemon off; worke
 events { worker_connections 1024; }
 stream { server { listen 127.0.0.1:PORT; proxy_pass 127.0.0.1:SERVER; } }";
 
-/// The number of a user of this machine.
-fn number_of_user(name: &str) -> Result<u32> {
-    let users = fs::read_to_string("/etc/passwd").map_err(BenchError::system("read the users"))?;
-    let fields = users
-        .lines()
-        .map(|line| line.split(':').collect::<Vec<_>>());
-    let number = fields
-        .filter(|fields| fields.first() == Some(&name))
-        .find_map(|fields| fields.get(2)?.parse().ok());
-    number.ok_or_else(|| failed("find a user", format!("there is no {name}")))
-}
-
 /// pgbench is root's, nginx's worker is www-data's, the server is postgres'.
 fn proxy(world: &World) -> Result<Vec<Case<'_>>> {
     let with = |users: &[u32]| {
         let users: Vec<String> = users.iter().map(u32::to_string).collect();
         format!("env WEFT_RUN_WITH={} ", users.join(","))
     };
-    let (root, web) = (0, number_of_user("www-data")?);
+    let web = world.plainly("id -u www-data", None)?.text;
+    let web = web.trim().parse();
+    let web = web.map_err(|_| failed("find a user", "there is no www-data"))?;
+    let root = 0;
     let postgres = postgres_servers(world, "postgres-behind-nginx", &with(&[web, root]))?;
     let database = postgres.user.map_or(root, |user| user.uid);
     let nginx = find("nginx").unwrap_or_default();
