@@ -610,6 +610,11 @@ fn forged_frames_are_datagrams_of_their_sender() {
         .good()
         .says("back b'number forged'")
         .says("back b'the last'");
+    wait_until("the server has said what it got", || {
+        got(&server)
+            .iter()
+            .any(|line| line.starts_with("b'the last'"))
+    });
     let after = got(&server);
     // The last ones of the client may come late.
     let is_forged = |line: &&str| {
