@@ -503,6 +503,42 @@ static int large_sends_are_cancelled(void)
 	return 0;
 }
 
+static void opens_a_socket(int signal)
+{
+	int s = socket(AF_INET, SOCK_DGRAM, 0);
+
+	(void)signal;
+	if (s >= 0 && !close(s))
+		ticks++;
+}
+
+// A signal comes while a process forks, and its handler opens a UDP socket, and closes it.
+static int handlers_open_sockets_in_forks(void)
+{
+	struct sigaction restarts = {.sa_handler = opens_a_socket, .sa_flags = SA_RESTART};
+	int s = socket(AF_INET, SOCK_DGRAM, 0);
+
+	alarm(20);
+	sigaction(SIGVTALRM, &restarts, 0);
+	pid_t parent = getpid(), other = fork();
+	// It sends signals all the time, so most come while the parent forks.
+	while (!other)
+		if (getppid() != parent || kill(parent, SIGVTALRM))
+			_exit(0);
+	for (int i = 0; i < 100; i++) {
+		pid_t child = fork();
+
+		if (!child)
+			_exit(0);
+		if (child < 0 || waitpid(child, 0, 0) != child)
+			return fail("fork", child);
+	}
+	kill(other, SIGKILL);
+	waitpid(other, 0, 0);
+	close(s);
+	return !ticks;
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -518,6 +554,7 @@ static const struct {
 	{"handlers_run_while_the_rest_is_awaited", handlers_run_while_the_rest_is_awaited},
 	{"handlers_run_while_a_stream_closes", handlers_run_while_a_stream_closes},
 	{"large_sends_are_cancelled", large_sends_are_cancelled},
+	{"handlers_open_sockets_in_forks", handlers_open_sockets_in_forks},
 };
 
 int main(int argc, char **argv)

@@ -12,4 +12,5 @@ weft_run_tests::as_on_tcp! { "signals":
     handlers_run_while_the_rest_is_awaited
     handlers_run_while_a_stream_closes
     large_sends_are_cancelled
+    handlers_open_sockets_in_forks
 }

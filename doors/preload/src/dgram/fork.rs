@@ -13,7 +13,8 @@ use crate::private::Held;
 use crate::table::{Entry, each_socket, put};
 use crate::{kernel, ledger, signal};
 
-type Both = (Option<Held<frames::Process>>, Option<Held<Pool>>);
+/// Released in this order: that of frames is the first that is taken, and puts off the program's signal handlers, which may need the pool.
+type Both = (Option<Held<Pool>>, Option<Held<frames::Process>>);
 
 thread_local! {
     /// Held from before a fork until after it.
@@ -28,10 +29,11 @@ pub(crate) fn before() {
         }
     });
     // In this order: a lock of frames is taken by threads that hold none of the pool.
-    let mut both = (frames::before_fork(), POOL.lock_once());
+    let mut process = frames::before_fork();
+    let pool = POOL.lock_once();
     // Under the locks no socket becomes new.
-    each_socket(|_, d: &'static Dgram| frames::shared(&mut both.0, d));
-    let _ = HELD.try_with(|held| held.set(Some(both)));
+    each_socket(|_, d: &'static Dgram| frames::shared(&mut process, d));
+    let _ = HELD.try_with(|held| held.set(Some((pool, process))));
 }
 
 pub(crate) fn in_parent() {
@@ -39,7 +41,7 @@ pub(crate) fn in_parent() {
 }
 
 pub(crate) fn in_child() {
-    if let Ok(Some((process, pool))) = HELD.try_with(Cell::take) {
+    if let Ok(Some((pool, process))) = HELD.try_with(Cell::take) {
         drop(pool);
         frames::in_child(process);
     }
