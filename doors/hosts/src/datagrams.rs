@@ -133,7 +133,7 @@ impl Sockets {
 
     /// Whether the socket that gets these datagrams takes frames. From then on the server hears when it does not any more.
     fn takes(&self, route: &Route, watch: &Watch) -> bool {
-        let Ok(Some(cookie)) = rules::receiver(route) else {
+        let Ok(Some(cookie)) = rules::receiver_from_afar(route) else {
             return false;
         };
         // Both under the table's lock: who removes the socket finds what is watched.

@@ -334,6 +334,38 @@ fn a_socket_in_the_place_of_another_gets_what_it_takes() {
     client.kill().never_says("wrong");
 }
 
+#[test]
+fn a_socket_of_one_interface_without_weft_gets_no_frames() {
+    let Some([near, far]) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let port = 9370;
+    let brokers = [start_broker(&near), start_broker(&far)];
+    let line = python("counted.py");
+    let serve = |how: &Weft, interface: &str| {
+        let server = how.start(&far.on(&format!("{line} server {port} {interface}")));
+        wait_until("the server starts", || server.text().contains("bound"));
+        server
+    };
+    let send = || framing().start(&near.on(&format!("{line} client {} {port}", far.v4)));
+    let open = serve(&framing(), "any");
+    let ready = file("of-one-interface");
+    let sniffer = Sniffer::start(&far, port, &ready);
+    let client = send();
+    wait_until("frames pass", || ready.exists());
+    client.kill().never_says("wrong");
+    drop(sniffer.end());
+    // From now on another socket gets what comes by the cable.
+    let narrow = serve(&Weft::bare(), "weft0");
+    let client = send();
+    serves(&narrow, 200);
+    client.kill().never_says("wrong");
+    open.kill().never_says("wrong");
+    for broker in brokers {
+        broker.kill().never_says("panicked");
+    }
+}
+
 /// A server of `odd.py` to which frames come.
 fn odd(how: &str, port: u16) -> Option<Done> {
     let [near, far] = hosts().filter(|_| have(&[PYTHON]))?;

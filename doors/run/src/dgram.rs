@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use weft_sys::unix::{self, Name};
-use weft_sys::{diag, process};
+use weft_sys::{diag, interfaces, process};
 
 use crate::addr::{get_addr, put_addr};
 use crate::meet::{Why, same_user};
@@ -160,7 +160,23 @@ pub fn listen(cookie: u64) -> io::Result<OwnedFd> {
 /// # Errors
 /// [`Why::OtherUser`], and [`Why::System`] if the kernel does not report it.
 pub fn receiver(route: &Route) -> Result<Option<u64>, Why> {
-    match diag::udp_receiver(route.from, route.to) {
+    ours(diag::udp_receiver(route.from, route.to))
+}
+
+/// The same for datagrams from another host, which may find a socket that is bound to their interface. They come by the interface by which we reach that host,
+/// or by another one: `None` if that makes a difference.
+///
+/// # Errors
+/// As there.
+pub fn receiver_from_afar(route: &Route) -> Result<Option<u64>, Why> {
+    let (own, peer) = (route.to.ip(), route.from.ip());
+    let by = interfaces::index_to(own, peer).map_err(|_| Why::System)?;
+    let found = ours(diag::udp_receiver_by(by, route.from, route.to))?;
+    Ok(found.filter(|_| receiver(route) == Ok(found)))
+}
+
+fn ours(found: io::Result<Option<diag::UdpSocket>>) -> Result<Option<u64>, Why> {
+    match found {
         Ok(Some(socket)) if socket.uid == process::uid() => Ok(Some(socket.cookie)),
         Ok(Some(_)) => Err(Why::OtherUser),
         Ok(None) => Ok(None),

@@ -1,7 +1,8 @@
 """A client that sends numbered datagrams until it is killed, and a server that prints and returns them.
 
-counted.py server PORT | client HOST PORT [OWN-PORT]
+counted.py server PORT [INTERFACE] | client HOST PORT [OWN-PORT]
 
+With an interface ("any": all of them) the server shares its port with others.
 With a port of its own the client looks for the longest packet that gets there (IP_PMTUDISC_PROBE).
 """
 
@@ -13,6 +14,10 @@ IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3
 
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 if sys.argv[1] == "server":
+    if len(sys.argv) > 3:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.argv[3] != "any":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, sys.argv[3].encode())
     sock.bind(("", int(sys.argv[2])))
     print("bound", flush=True)
     while True:
