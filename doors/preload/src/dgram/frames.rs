@@ -538,6 +538,7 @@ pub(crate) fn hand_over(sockets: &[(c_int, &'static Dgram)]) {
 
 /// Drops what waits in a socket. Returns how many frames were among it.
 fn drop_waiting(fd: c_int) -> usize {
+    let _busy = signal::begin_once();
     let Some(mut buffer) = Buffer::take() else {
         return 0;
     };
@@ -695,6 +696,8 @@ pub(crate) unsafe fn transmit(
     if flags & !EASY != 0 || len > ud::MAX_PAYLOAD || !is_safe {
         return None;
     }
+    // A handler that left by a jump would not give the buffer back. So this does not wait either.
+    let _busy = signal::begin_once();
     let mut buffer = Buffer::take()?;
     let room = buffer.bytes();
     let payload = room.get_mut(front..front + len)?;
@@ -708,6 +711,7 @@ pub(crate) unsafe fn transmit(
         return None;
     }
     let frame = plan.frame.complete(room, len)?;
+    let flags = flags | libc::MSG_DONTWAIT;
     let from = room.as_ptr().cast();
     // SAFETY: our buffer; the address is the program's.
     let n = unsafe {
@@ -721,8 +725,8 @@ pub(crate) unsafe fn transmit(
         COUNTS[SENT].fetch_add(1, Relaxed);
         return Some(len as ssize_t);
     }
-    // Without the frame it may fit.
-    (crate::errno() != libc::EMSGSIZE).then_some(-1)
+    // Without the frame it may fit, or wait.
+    (![libc::EMSGSIZE, libc::EAGAIN].contains(&crate::errno())).then_some(-1)
 }
 
 fn plan(fd: c_int, d: &'static Dgram, to: To) -> Option<Plan> {

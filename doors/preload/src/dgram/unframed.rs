@@ -16,7 +16,7 @@ use super::buffer::{Buffer, ROOM};
 use super::frames::{COUNTS, RECEIVED, REFUSED, await_key, has_key, qkeys};
 use super::rings::Out;
 use crate::iov::{copy_pieces, is_bad, one, total};
-use crate::{kernel, next, set_errno};
+use crate::{kernel, next, set_errno, signal};
 
 /// The queue pair number of a socket.
 fn own_number(fd: c_int, d: &Dgram) -> Option<u32> {
@@ -35,17 +35,56 @@ fn own_number(fd: c_int, d: &Dgram) -> Option<u32> {
 ///
 /// # Safety
 /// As `recvmsg(2)`; the pointers beside a header may be bad.
-pub(crate) unsafe fn receive(fd: c_int, d: &Dgram, out: &Out<'_>, flags: c_int) -> ssize_t {
+pub(crate) unsafe fn receive(fd: c_int, d: &'static Dgram, out: &Out<'_>, flags: c_int) -> ssize_t {
     let failed = d.failed.swap(0, SeqCst);
     if failed != 0 {
         set_errno(failed);
         return -1;
     }
-    // SAFETY: the caller's promise.
-    unsafe { receive_now(fd, d, out, flags) }
+    let may_wait = flags & libc::MSG_DONTWAIT == 0 && !(d.nonblock.load(Relaxed) && !d.is_deaf());
+    loop {
+        // SAFETY: the caller's promise.
+        let n = unsafe { receive_now(fd, d, out, flags | libc::MSG_DONTWAIT) };
+        if n >= 0 || !may_wait || crate::errno() != libc::EAGAIN {
+            return n;
+        }
+        match await_one(fd, flags) {
+            Awaited::Datagram => {}
+            // SAFETY: the caller's promise.
+            Awaited::End => return unsafe { receive_now(fd, d, out, flags) },
+            Awaited::Error => return -1,
+        }
+    }
 }
 
-unsafe fn receive_now(fd: c_int, d: &Dgram, out: &Out<'_>, flags: c_int) -> ssize_t {
+enum Awaited {
+    Datagram,
+    /// The socket is shut down for reading.
+    End,
+    Error,
+}
+
+/// Waits for a datagram as a receive of the kernel's does, with its time limit, and holds nothing meanwhile: a signal handler may leave by a jump.
+fn await_one(fd: c_int, flags: c_int) -> Awaited {
+    let mut name = [0_u8; size_of::<libc::sockaddr_storage>()];
+    // SAFETY: all zeros is the empty message.
+    let mut message: msghdr = unsafe { std::mem::zeroed() };
+    message.msg_name = name.as_mut_ptr().cast();
+    message.msg_namelen = name.len() as socklen_t;
+    let flags = flags | libc::MSG_PEEK;
+    // SAFETY: a message without a buffer, and with room for a name.
+    let n = signal::outside(|| unsafe { next::recvmsg(fd, &raw mut message, flags) });
+    match n {
+        ..0 => Awaited::Error,
+        // Every datagram has a sender.
+        _ if message.msg_namelen == 0 => Awaited::End,
+        _ => Awaited::Datagram,
+    }
+}
+
+unsafe fn receive_now(fd: c_int, d: &'static Dgram, out: &Out<'_>, flags: c_int) -> ssize_t {
+    // A handler that left by a jump would not give the buffer back.
+    let _busy = signal::begin_once();
     let Some(mut buffer) = Buffer::take() else {
         set_errno(libc::ENOMEM);
         return -1;
@@ -162,7 +201,7 @@ unsafe fn give_name(out: &Out<'_>, name: &[u8], len: socklen_t) -> Result<(), c_
 }
 
 /// The length of the kernel's next datagram without its frame. `None`: there is none, or an error of another datagram is to be told first.
-pub(crate) fn next_len(fd: c_int, d: &Dgram) -> Option<usize> {
+pub(crate) fn next_len(fd: c_int, d: &'static Dgram) -> Option<usize> {
     let errno = crate::errno();
     let nobody = Out {
         iov: &[],
