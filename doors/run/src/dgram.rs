@@ -176,11 +176,10 @@ pub fn receiver_from_afar(route: &Route) -> Result<Option<u64>, Why> {
 }
 
 fn ours(found: io::Result<Option<diag::UdpSocket>>) -> Result<Option<u64>, Why> {
-    match found {
-        Ok(Some(socket)) if socket.uid == process::uid() => Ok(Some(socket.cookie)),
-        Ok(Some(_)) => Err(Why::OtherUser),
-        Ok(None) => Ok(None),
-        Err(_) => Err(Why::System),
+    match found.map_err(|_| Why::System)? {
+        Some(socket) if socket.uid == process::uid() => Ok(Some(socket.cookie)),
+        Some(_) => Err(Why::OtherUser),
+        None => Ok(None),
     }
 }
 
