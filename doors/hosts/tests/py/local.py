@@ -18,18 +18,30 @@ IP_RECVTTL = 12
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 # What it sends goes through the kernel.
 sender.setsockopt(socket.IPPROTO_IP, IP_RECVTTL, 1)
-socks = []
-for at in range(40):
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    sock.bind(("127.0.0.1", 0))
-    os.set_inheritable(sock.fileno(), True)
-    for n in range(3):
-        sender.sendto(b"first", sock.getsockname())
-        sock.recv(100)
-    sender.sendto(b"waits", sock.getsockname())
-    socks.append(sock)
-print("system", os.system("true"))
-print("left", sum(1 for sock in socks if select.select([sock], [], [], 0)[0] and sock.recv(100) == b"waits"))
+
+
+def fork():
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            os.execv("/bin/true", ["true"])
+        os.waitpid(child, 0)
+    return 0
+
+
+for start in lambda: os.system("true"), fork:
+    socks = []
+    for at in range(40):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind(("127.0.0.1", 0))
+        os.set_inheritable(sock.fileno(), True)
+        for n in range(5):
+            sender.sendto(b"first", sock.getsockname())
+            sock.recv(100)
+        sender.sendto(b"waits", sock.getsockname())
+        socks.append(sock)
+    print("started", start())
+    print("left", sum(1 for sock in socks if select.select([sock], [], [], 0)[0] and sock.recv(100) == b"waits"))
 
 # An error that waits stays one, whatever the program asks.
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
-use super::{Dgram, POOL, Pool, frames};
+use super::{Dgram, POOL, Pool, frames, parting};
 use crate::private::Held;
 use crate::table::{Entry, each_socket, put};
 use crate::{kernel, ledger, signal};
@@ -32,7 +32,7 @@ pub(crate) fn before() {
     let mut process = frames::before_fork();
     let pool = POOL.lock_once();
     // Under the locks no socket becomes new.
-    each_socket(|_, d: &'static Dgram| frames::shared(&mut process, d));
+    parting::shared(&mut process);
     let _ = HELD.try_with(|held| held.set(Some((pool, process))));
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn before_exec() {
             inherited.push((number, d));
         }
     });
-    frames::hand_over(&inherited);
+    parting::hand_over(&inherited);
     for (_, d) in inherited {
         d.plain(Why::Exec);
     }

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use weft_ring::checked;
 use weft_run::dgram::{self as rules, Route};
 use weft_run::meet::Why;
-use weft_run::ud::{self, Frame, Heard, Kind, LEASE_MS, MESSAGE, Message, Note, Opened};
+use weft_run::ud::{self, Frame, Heard, Kind, LEASE_MS, MESSAGE, Message, Note};
 use weft_sys::{settings as environment, unix};
 
 use super::addr::{EASY, To, source};
@@ -45,13 +45,6 @@ const PAUSE_MS: u64 = 250;
 const LONGEST_PAUSE_MS: u64 = 64_000;
 /// How long a datagram that may be a frame waits for the broker's `Q_Key`, once in a process.
 const KEY_MS: c_int = 200;
-/// A socket that others are to read gets no frames any more when for this time none has come, if its peers' brokers are there. The broker's answer is
-/// awaited as long.
-const PARTING_MS: u64 = 50;
-/// How many of these times, at most.
-const PARTINGS: u32 = 40;
-/// Datagrams that are dropped then, at most.
-const DROPPED: usize = 64 << 10;
 /// Frames up to this length, with the headers of UDP and IP, are one packet on all paths: IPv6's least MTU.
 const SAFE_MTU: usize = 1280;
 /// Answers read at a time.
@@ -115,7 +108,7 @@ struct Host {
 
 /// The process's ties to its broker.
 pub(crate) struct Process {
-    session: Option<Own>,
+    pub(super) session: Option<Own>,
     /// Sessions so far: sockets are told of in each.
     sessions: u32,
     hosts: Vec<Host>,
@@ -150,7 +143,7 @@ pub(crate) fn followed() {
     }
 }
 
-fn with_process<T>(f: impl FnOnce(&mut Process) -> T) -> Option<T> {
+pub(super) fn with_process<T>(f: impl FnOnce(&mut Process) -> T) -> Option<T> {
     let mut process = PROCESS.lock_once()?;
     let errno = crate::errno();
     let done = f(&mut process);
@@ -234,7 +227,7 @@ impl Process {
         self.hear_left(|_, _| {});
     }
 
-    fn hear_left(&mut self, mut left: impl FnMut(u64, bool)) {
+    pub(super) fn hear_left(&mut self, mut left: impl FnMut(u64, bool)) {
         while let Some(wire) = &self.session {
             match ud::heard(wire) {
                 Ok(None) => break,
@@ -256,7 +249,7 @@ impl Process {
     }
 
     /// Tells the broker of a socket. One that is behind is left, which takes all sockets out.
-    fn tell(&mut self, note: Note) -> bool {
+    pub(super) fn tell(&mut self, note: Note) -> bool {
         let told = (self.session.as_ref()).is_some_and(|wire| ud::tell(wire, note).is_ok());
         if !told {
             self.end_session();
@@ -265,13 +258,13 @@ impl Process {
     }
 
     /// Takes a socket out, with this word. Returns true if the broker hears it.
-    fn leave(&mut self, d: &Dgram, note: impl FnOnce(u64) -> Note) -> bool {
+    pub(super) fn leave(&mut self, d: &Dgram, note: impl FnOnce(u64) -> Note) -> bool {
         d.frameless.store(true, SeqCst);
         let told = d.told.swap(0, SeqCst);
         let is_now = told != 0 && told == NUMBER.load(SeqCst);
         let is_heard = is_now && self.tell(note(d.cookie.load(Relaxed)));
         if told != 0 && !is_heard {
-            d.doubtful.store(true, SeqCst);
+            d.doubt();
         }
         is_heard
     }
@@ -457,7 +450,9 @@ pub(crate) fn used(fd: c_int, d: &'static Dgram) {
             d.cookie.store(cookie, Relaxed);
             d.told.store(number, SeqCst);
             // This broker does not know whom the one before has told.
-            d.doubtful.fetch_or(before != 0, SeqCst);
+            if before != 0 {
+                d.doubt();
+            }
         }
     });
 }
@@ -473,114 +468,15 @@ pub(crate) fn leave(d: &'static Dgram) {
         let was_told = d.told.load(SeqCst) != 0;
         process.leave(d, Note::Gone);
         // Peers may have sent frames.
-        d.doubtful.fetch_or(was_told, SeqCst);
-    });
-}
-
-/// Others read these sockets from now on. In those to which peers may have sent frames all that waits is dropped.
-pub(crate) fn hand_over(sockets: &[(c_int, &'static Dgram)]) {
-    if !are_taken() {
-        return;
-    }
-    with_process(|process| {
-        let mut asked = Vec::new();
-        for (_, d) in sockets {
-            if process.leave(d, Note::Part) {
-                asked.push((d.cookie.load(Relaxed), *d));
-            }
-        }
-        let until = now_ms() + PARTING_MS;
-        loop {
-            process.hear_left(|cookie, was_found| {
-                asked.retain(|&(of, d)| {
-                    if of == cookie && was_found {
-                        d.doubtful.store(true, SeqCst);
-                    }
-                    of != cookie
-                });
-            });
-            let left = until.saturating_sub(now_ms());
-            let Some(wire) = process.session.as_ref().filter(|_| left > 0) else {
-                break;
-            };
-            if asked.is_empty() {
-                break;
-            }
-            kernel::poll_one(wire.0, libc::POLLIN, left as c_int);
-        }
-        for (_, d) in asked {
-            d.doubtful.store(true, SeqCst);
+        if was_told {
+            d.doubt();
         }
     });
-    let errno = crate::errno();
-    let doubtful: Vec<_> = sockets
-        .iter()
-        .filter(|(_, d)| d.doubtful.load(SeqCst))
-        .collect();
-    let drop_all = || {
-        let frames: usize = doubtful.iter().map(|(fd, _)| drop_waiting(*fd)).sum();
-        frames > 0
-    };
-    if !doubtful.is_empty() {
-        drop_all();
-        for _ in 0..PARTINGS {
-            kernel::nap(PARTING_MS as i64 * 1_000_000);
-            if !drop_all() {
-                break;
-            }
-        }
-    }
-    for (_, d) in doubtful {
-        d.doubtful.store(false, SeqCst);
-    }
-    set_errno(errno);
-}
-
-/// Drops what waits in a socket. Returns how many frames were among it.
-fn drop_waiting(fd: c_int) -> usize {
-    let _busy = signal::begin_once();
-    let Some(mut buffer) = Buffer::take() else {
-        return 0;
-    };
-    let room = buffer.bytes();
-    let mut frames = 0;
-    for _ in 0..DROPPED {
-        // SAFETY: into our buffer.
-        let n = unsafe { next::recv(fd, room.as_mut_ptr().cast(), room.len(), libc::MSG_DONTWAIT) };
-        let Ok(n) = usize::try_from(n) else {
-            // Other errors are of datagrams that were sent.
-            if matches!(
-                crate::errno(),
-                libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH
-            ) {
-                continue;
-            }
-            break;
-        };
-        let is_frame = has_key() && ud::open(&room[..n], &qkeys(), || None) != Opened::Plain;
-        frames += usize::from(is_frame);
-    }
-    frames
 }
 
 /// Held over a fork. Both processes have the sockets from then on, so none takes frames any more.
 pub(crate) fn before_fork() -> Option<Held<Process>> {
     PROCESS.lock_once()
-}
-
-/// The same for each socket, under the lock.
-pub(crate) fn shared(process: &mut Option<Held<Process>>, d: &'static Dgram) {
-    if !WANTED.load(Relaxed) {
-        return;
-    }
-    let was_told = d.told.load(SeqCst) != 0;
-    d.frameless.store(true, SeqCst);
-    if let Some(process) = process {
-        let errno = crate::errno();
-        process.leave(d, Note::Gone);
-        set_errno(errno);
-    }
-    d.doubtful.fetch_or(was_told, SeqCst);
 }
 
 /// The parent's ties are not the child's.

@@ -16,6 +16,7 @@ pub(crate) mod fork;
 pub(crate) mod frames;
 pub(crate) mod io;
 pub(crate) mod options;
+mod parting;
 pub(crate) mod ready;
 pub(crate) mod rings;
 pub(crate) mod rx;
@@ -79,8 +80,10 @@ pub(crate) struct Dgram {
     pub(crate) cookie: AtomicU64,
     /// Its queue pair number; 0: not asked yet.
     pub(crate) number: AtomicU32,
-    /// Frames may wait in it that the broker does not know of.
-    pub(crate) doubtful: AtomicBool,
+    /// Frames may wait in it of which the broker does not know; none come after this time. 0: none wait.
+    pub(crate) doubtful: AtomicU64,
+    /// The broker is asked whether another host was told of it.
+    pub(crate) parting: AtomicBool,
     /// Only the program's own calls receive from it.
     pub(crate) own_calls: AtomicBool,
     /// An error that a look has taken from the kernel; 0: none.
@@ -233,12 +236,13 @@ impl Dgram {
             &self.edge,
             &self.pktinfo,
             &self.frameless,
-            &self.doubtful,
+            &self.parting,
             &self.own_calls,
         ] {
             flag.store(false, SeqCst);
         }
         self.number.store(0, Relaxed);
+        self.doubtful.store(0, Relaxed);
         self.failed.store(0, Relaxed);
         self.msn.store(0, Relaxed);
         self.received.store(0, Relaxed);
@@ -289,13 +293,13 @@ pub(crate) fn forget(fd: c_int, d: &'static Dgram) {
 pub(crate) fn copied(d: &'static Dgram, new: c_int) {
     if !table::holds(new) {
         // Calls by that number would not be seen.
-        frames::hand_over(&[(new, d)]);
+        parting::hand_over(&[(new, d)]);
         return d.plain(Why::Descriptors);
     }
     d.refs.fetch_add(1, SeqCst);
     table::put(new, Entry::socket(d));
     if new <= libc::STDERR_FILENO {
-        frames::hand_over(&[(new, d)]);
+        parting::hand_over(&[(new, d)]);
         d.plain(Why::Stdio);
     }
 }
@@ -304,7 +308,7 @@ pub(crate) fn copied(d: &'static Dgram, new: c_int) {
 pub(crate) fn make_plain(fd: c_int, why: Why) {
     if let Some(d) = of(fd) {
         if matches!(why, Why::Stdio | Why::Passed | Why::Exec | Why::Splice) {
-            frames::hand_over(&[(fd, d)]);
+            parting::hand_over(&[(fd, d)]);
         }
         d.plain(why);
     }
@@ -316,7 +320,7 @@ pub(crate) fn everything_plain(why: Why) {
         // What they receive is not looked at any more.
         let mut all = Vec::new();
         table::each_socket(|fd, d: &'static Dgram| all.push((fd, d)));
-        frames::hand_over(&all);
+        parting::hand_over(&all);
     }
     table::each_socket(|_, d: &'static Dgram| d.plain(why));
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
-use super::{Dgram, frames, of, tx, unframed};
+use super::{Dgram, frames, of, parting, tx, unframed};
 use crate::iov::is_bad;
 use crate::kernel::{self, borrowed};
 use crate::{signal, table};
@@ -150,7 +150,7 @@ pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, le
     let Some(d) = of(fd) else { return };
     if (level, name) == (libc::SOL_SOCKET, libc::SO_PEEK_OFF) {
         // It counts what a call looks at: the program's buffer, not one of ours.
-        frames::hand_over(&[(fd, d)]);
+        parting::hand_over(&[(fd, d)]);
         d.own_calls.store(true, SeqCst);
     }
     if !is_fit_for_frames(level, name) {

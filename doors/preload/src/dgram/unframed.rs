@@ -41,11 +41,17 @@ pub(crate) unsafe fn receive(fd: c_int, d: &'static Dgram, out: &Out<'_>, flags:
         set_errno(failed);
         return -1;
     }
-    let may_wait = flags & libc::MSG_DONTWAIT == 0 && !(d.nonblock.load(Relaxed) && !d.is_deaf());
+    // What two processes have is not followed in each of them.
+    let is_open = !d.nonblock.load(Relaxed) || d.is_deaf();
+    let may_wait = flags & libc::MSG_DONTWAIT == 0 && is_open;
     loop {
         // SAFETY: the caller's promise.
         let n = unsafe { receive_now(fd, d, out, flags | libc::MSG_DONTWAIT) };
-        if n >= 0 || !may_wait || crate::errno() != libc::EAGAIN {
+        if n >= 0 || crate::errno() != libc::EAGAIN {
+            return n;
+        }
+        d.is_empty();
+        if !may_wait {
             return n;
         }
         match await_one(fd, flags) {
