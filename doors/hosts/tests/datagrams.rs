@@ -418,6 +418,13 @@ fn a_process_to_which_a_child_passes_a_socket_gets_no_frames() {
 }
 
 #[test]
+fn a_socket_beside_another_that_is_passed_on_gets_no_frames() {
+    if let Some(done) = odd("beside", 9380) {
+        done.says("read");
+    }
+}
+
+#[test]
 fn a_sandbox_gets_no_frames() {
     if let Some(done) = odd("seccomp", 9330) {
         done.says("filter 0").says("read");

@@ -117,6 +117,20 @@ def pass_on(sock):
     os.waitpid(child, 0)
 
 
+def beside(sock):
+    """Another socket of the port gets the client's datagrams, and goes to another process, here itself, before it has received any."""
+    _, addr = sock.recvfrom(2000)
+    other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LIMIT, 0))
+    other.bind(("", port))
+    other.connect(addr)
+    near, far = socket.socketpair()
+    near.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [other.fileno()]))])
+    _, control, _, _ = far.recvmsg(1, 64)
+    read_many(socket.socket(fileno=struct.unpack("i", control[0][2][:4])[0]))
+
+
 def sandbox(sock):
     """A filter that allows everything."""
     select.select([sock], [], [])
@@ -139,6 +153,7 @@ def peek_offset(sock):
 
 
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 sock.bind(("", port))
 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LIMIT, 0))
 print("bound", flush=True)
@@ -147,5 +162,5 @@ while not os.path.exists(ready):
     judge(data)
     sock.sendto(data, addr)
 print("framed", flush=True)
-{"arguments": odd_arguments, "exec": execute, "rights": pass_on, "seccomp": sandbox, "peek": peek_offset}[case](sock)
+{"arguments": odd_arguments, "exec": execute, "rights": pass_on, "beside": beside, "seccomp": sandbox, "peek": peek_offset}[case](sock)
 print("done", flush=True)

@@ -143,6 +143,11 @@ pub(crate) fn followed() {
     }
 }
 
+/// Number of the session in which sockets are told of now; 0: none.
+pub(super) fn number() -> u32 {
+    NUMBER.load(SeqCst)
+}
+
 pub(super) fn with_process<T>(f: impl FnOnce(&mut Process) -> T) -> Option<T> {
     let mut process = PROCESS.lock_once()?;
     let errno = crate::errno();

@@ -256,12 +256,22 @@ pub(crate) fn bound(fd: c_int) {
             && peer.is_none_or(|peer| peer == from)
     };
     table::each_socket(|number, other: &'static Dgram| {
-        if std::ptr::eq(d, other) || !other.inbound.load(SeqCst) || signal::is_inside(other) {
+        if std::ptr::eq(d, other) || signal::is_inside(other) {
+            return;
+        }
+        let (has_rings, is_framed) = (other.inbound.load(SeqCst), parting::may_get_frames(other));
+        if !has_rings && !is_framed {
             return;
         }
         let port = *port.get_or_insert_with(|| kernel::local_port(fd));
-        if port.is_some() && kernel::local_port(number) == port {
+        if port.is_none() || kernel::local_port(number) != port {
+            return;
+        }
+        if has_rings {
             other.rx().close_those(takes);
+        }
+        if is_framed {
+            parting::beside(d, other);
         }
     });
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_run::ud::{self, LEASE_MS, Note, Opened};
 
 use super::buffer::Buffer;
-use super::frames::{Process, are_taken, has_key, qkeys, with_process};
+use super::frames::{self, Process, are_taken, has_key, qkeys, with_process};
 use super::{Dgram, now_ms};
 use crate::private::Held;
 use crate::table::each_socket;
@@ -171,4 +171,22 @@ pub(super) fn shared(process: &mut Option<Held<Process>>) {
         }),
     }
     set_errno(errno);
+}
+
+/// Returns true if a socket may get frames.
+pub(super) fn may_get_frames(d: &Dgram) -> bool {
+    are_taken() && (d.told.load(SeqCst) != 0 || d.is_doubtful())
+}
+
+/// Datagrams that came to `other` may be for `d` from now on. Hosts that were told of `other` are told anew, so `d` gets no frames for long.
+pub(super) fn beside(d: &'static Dgram, other: &'static Dgram) {
+    with_process(|process| {
+        d.doubt();
+        other.doubt();
+        let told = other.told.load(SeqCst);
+        if told != 0 && told == frames::number() {
+            let cookie = other.cookie.load(Relaxed);
+            let _ = process.tell(Note::Gone(cookie)) && process.tell(Note::Takes(cookie));
+        }
+    });
 }
