@@ -206,6 +206,9 @@ pub(crate) unsafe fn recvmmsg(
                 }
                 break;
             }
+            if at > 0 && frames::looks_at(d) && !unframed::has_more(fd, d, now) {
+                break;
+            }
             let got = receive_message(fd, d, &raw mut (*one).msg_hdr, now);
             if got < 0 {
                 if at == 0 {

@@ -194,6 +194,20 @@ pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, le
     }
 }
 
+/// Tells an error that a look has taken from the kernel, where it has none to tell.
+pub(crate) fn tell_error(fd: c_int, value: *mut c_void, len: *const socklen_t) {
+    let Some(d) = of(fd).filter(|d| d.failed.load(Relaxed) != 0) else {
+        return;
+    };
+    let value: *mut c_int = value.cast();
+    // SAFETY: the kernel has just written both.
+    if unsafe { len.read_unaligned() as usize >= size_of::<c_int>() && value.read_unaligned() == 0 }
+    {
+        // SAFETY: as above.
+        unsafe { value.write_unaligned(d.failed.swap(0, SeqCst)) };
+    }
+}
+
 /// # Safety
 /// As `ioctl(2)`: `call` is the program's own.
 pub(crate) unsafe fn ioctl(

@@ -11,11 +11,12 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_ring::checked;
 use weft_run::ud::{self, Opened};
 
-use super::Dgram;
 use super::buffer::{Buffer, ROOM};
 use super::frames::{COUNTS, RECEIVED, REFUSED, await_key, has_key, qkeys};
 use super::rings::Out;
+use super::{Dgram, ready};
 use crate::iov::{copy_pieces, is_bad, one, total};
+use crate::kernel::entry;
 use crate::{kernel, next, set_errno, signal};
 
 /// The queue pair number of a socket.
@@ -41,9 +42,7 @@ pub(crate) unsafe fn receive(fd: c_int, d: &'static Dgram, out: &Out<'_>, flags:
         set_errno(failed);
         return -1;
     }
-    // What two processes have is not followed in each of them.
-    let is_open = !d.nonblock.load(Relaxed) || d.is_deaf();
-    let may_wait = flags & libc::MSG_DONTWAIT == 0 && is_open;
+    let may_wait = may_wait(d, flags);
     loop {
         // SAFETY: the caller's promise.
         let n = unsafe { receive_now(fd, d, out, flags | libc::MSG_DONTWAIT) };
@@ -61,6 +60,31 @@ pub(crate) unsafe fn receive(fd: c_int, d: &'static Dgram, out: &Out<'_>, flags:
             Awaited::Error => return -1,
         }
     }
+}
+
+fn may_wait(d: &Dgram, flags: c_int) -> bool {
+    // What two processes have is not followed in each of them.
+    flags & libc::MSG_DONTWAIT == 0 && (!d.nonblock.load(Relaxed) || d.is_deaf())
+}
+
+/// Returns true if a call that has received a datagram goes on with the next one, for which it may wait. An error is left to the next call, in the kernel,
+/// where others see it too.
+pub(super) fn has_more(fd: c_int, d: &'static Dgram, flags: c_int) -> bool {
+    let Some(_waiting) = ready::kernel_alone(d) else {
+        return true;
+    };
+    let mut list = [entry(fd, libc::POLLIN)];
+    let n = if may_wait(d, flags) {
+        let limit = match d.patience.load(Relaxed) {
+            0 => -1,
+            ms => c_int::try_from(ms).unwrap_or(c_int::MAX),
+        };
+        signal::outside(|| kernel::poll(&mut list, limit))
+    } else {
+        kernel::look(&mut list, 0);
+        c_int::from(list[0].revents != 0)
+    };
+    n > 0 && list[0].revents & libc::POLLERR == 0
 }
 
 enum Awaited {
