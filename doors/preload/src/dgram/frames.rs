@@ -554,6 +554,10 @@ fn packet(to: SocketAddr) -> Option<usize> {
 /// narrower part of the path, and what tells of that may be filtered. Longer ones are in fragments, which routers may divide further.
 fn is_as_safe(len: usize, more: usize, packet: usize, is_v6: bool) -> bool {
     let headers = if is_v6 { 48 } else { 28 };
+    // The program's length may be any number.
+    if len > ud::MAX_PAYLOAD {
+        return false;
+    }
     if len <= packet {
         return len + more <= packet.min(SAFE_MTU - headers);
     }
@@ -593,8 +597,7 @@ pub(crate) unsafe fn transmit(
     let plan = plan(fd, d, to)?;
     let len = total(iov);
     let (front, more) = ud::overhead(len);
-    let is_safe = is_as_safe(len, more, plan.packet, plan.is_v6);
-    if flags & !EASY != 0 || len > ud::MAX_PAYLOAD || !is_safe {
+    if flags & !EASY != 0 || !is_as_safe(len, more, plan.packet, plan.is_v6) {
         return None;
     }
     // A handler that left by a jump would not give the buffer back. So this does not wait either.
@@ -726,6 +729,8 @@ mod tests {
             (2917, 1472, false, false),
             (60_000, 65_507, false, false),
             (5000, 1472, false, true),
+            (usize::MAX - 2, 1472, false, false),
+            (usize::MAX - 2, usize::MAX, true, false),
         ] {
             let got = is_as_safe(len, 36, packet, is_v6);
             assert_eq!(got, is_safe, "{len} of {packet}");
