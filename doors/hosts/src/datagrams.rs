@@ -9,11 +9,11 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_run::dgram::{self as rules, Route};
-use weft_run::ud::{self, Kind, MESSAGE, Message, Note};
+use weft_run::ud::{self, Kind, LEASE_MS, MESSAGE, Message, Note};
 use weft_sdp::{RecvFlags, Sink, Source, Stream};
 use weft_sys::{EventFd, Interest, poll_fds, unix};
 use weft_verbs::ext::lock;
@@ -24,8 +24,14 @@ use crate::wire::MAGIC_LEN;
 pub(crate) const MAGIC: [u8; MAGIC_LEN] = *b"weftrnU1";
 /// Sockets of all programs.
 const SOCKETS: usize = 1 << 18;
-/// Answers of a server that are watched.
+/// Sockets of a program.
+const OURS: usize = 1 << 16;
+/// Answers to a host that are watched.
 const WATCHED: usize = 1 << 16;
+/// For how long: the lease, and as much for an answer that is under way.
+const KEPT: Duration = Duration::from_millis(2 * LEASE_MS);
+/// A host with as many as it may have is looked through for old ones no more often than this.
+const SWEEP: Duration = Duration::from_secs(1);
 /// Streams of one host: one for each of its programs that asks. The other threads of the broker are left to other hosts.
 const STREAMS: usize = 1024;
 /// Time limit for a peer that takes nothing.
@@ -43,8 +49,17 @@ pub(crate) struct Sockets {
 struct Table {
     taking: HashMap<u64, Taking>,
     servers: Vec<Weak<Watch>>,
-    /// Streams of other hosts.
-    peers: HashMap<IpAddr, usize>,
+    peers: HashMap<IpAddr, Peer>,
+}
+
+/// Another host.
+#[derive(Default)]
+struct Peer {
+    streams: usize,
+    /// Answers to it that are watched.
+    watched: usize,
+    /// When old ones were last dropped.
+    swept: Option<Instant>,
 }
 
 /// A socket that takes frames.
@@ -58,14 +73,16 @@ struct Taking {
 
 /// What a server has answered.
 struct Watch {
+    /// The host that asks.
+    from: IpAddr,
     heard: EventFd,
     routes: Mutex<Watched>,
 }
 
 #[derive(Default)]
 struct Watched {
-    of: HashMap<u64, HashSet<Route>>,
-    count: usize,
+    /// By socket, with the time of the last answer.
+    of: HashMap<u64, HashMap<Route, Instant>>,
     /// Their sockets take no frames any more.
     lost: Vec<Route>,
 }
@@ -88,6 +105,7 @@ impl Sockets {
     /// A session does not say so any more. Returns whether another host was told that the socket takes frames.
     fn remove(&self, cookie: u64) -> bool {
         let mut table = lock(&self.table);
+        let table = &mut *table;
         let Some(taking) = table.taking.get_mut(&cookie) else {
             return false;
         };
@@ -103,8 +121,10 @@ impl Sockets {
             };
             let mut watched = lock(&watch.routes);
             if let Some(routes) = watched.of.remove(&cookie) {
-                watched.count -= routes.len();
-                watched.lost.extend(routes);
+                if let Some(peer) = table.peers.get_mut(&watch.from) {
+                    peer.watched -= routes.len();
+                }
+                watched.lost.extend(routes.into_keys());
                 watch.heard.signal();
             }
             true
@@ -115,19 +135,28 @@ impl Sockets {
     /// A stream of this host begins, if it has not too many.
     fn enter(&self, from: IpAddr) -> bool {
         let mut table = lock(&self.table);
-        let streams = table.peers.entry(from).or_default();
-        let is_let_in = *streams < STREAMS;
-        *streams += usize::from(is_let_in);
+        let peer = table.peers.entry(from).or_default();
+        let is_let_in = peer.streams < STREAMS;
+        peer.streams += usize::from(is_let_in);
         is_let_in
     }
 
     fn exit(&self, from: IpAddr) {
         let mut table = lock(&self.table);
-        if let Some(streams) = table.peers.get_mut(&from) {
-            *streams -= 1;
-            if *streams == 0 {
+        if let Some(peer) = table.peers.get_mut(&from) {
+            peer.streams -= 1;
+            if peer.streams == 0 {
                 table.peers.remove(&from);
             }
+        }
+    }
+
+    /// A server has ended.
+    fn forget(&self, watch: &Watch) {
+        let mut table = lock(&self.table);
+        let of = std::mem::take(&mut lock(&watch.routes).of);
+        if let Some(peer) = table.peers.get_mut(&watch.from) {
+            peer.watched -= of.values().map(HashMap::len).sum::<usize>();
         }
     }
 
@@ -137,22 +166,54 @@ impl Sockets {
             return false;
         };
         // Both under the table's lock: who removes the socket finds what is watched.
-        let mut table = lock(&self.table);
-        let Some(taking) = table.taking.get_mut(&cookie) else {
+        lock(&self.table).watch(cookie, route, watch, Instant::now())
+    }
+}
+
+impl Table {
+    /// Whether this socket takes frames, of which the server tells another host.
+    fn watch(&mut self, cookie: u64, route: &Route, watch: &Watch, now: Instant) -> bool {
+        let Some(taking) = self.taking.get_mut(&cookie) else {
             return false;
         };
-        let mut watched = lock(&watch.routes);
-        let known = watched.of.get(&cookie);
-        if known.is_some_and(|routes| routes.contains(route)) {
-            return true;
+        let peer = self.peers.entry(watch.from).or_default();
+        {
+            let mut watched = lock(&watch.routes);
+            let routes = watched.of.get_mut(&cookie);
+            if let Some(answered) = routes.and_then(|routes| routes.get_mut(route)) {
+                *answered = now;
+                return true;
+            }
         }
-        if watched.count >= WATCHED {
+        let pause = if peer.watched < WATCHED { KEPT } else { SWEEP };
+        if (peer.swept).is_none_or(|swept| now.duration_since(swept) >= pause) {
+            peer.swept = Some(now);
+            let servers = self.servers.iter().filter_map(Weak::upgrade);
+            let of_it = servers.filter(|server| server.from == watch.from);
+            peer.watched -= of_it.map(|server| server.sweep(now)).sum::<usize>();
+        }
+        if peer.watched >= WATCHED {
             return false;
         }
         taking.was_found = true;
-        watched.of.entry(cookie).or_default().insert(*route);
-        watched.count += 1;
+        let mut watched = lock(&watch.routes);
+        watched.of.entry(cookie).or_default().insert(*route, now);
+        peer.watched += 1;
         true
+    }
+}
+
+impl Watch {
+    /// Drops answers that count no more. Returns how many.
+    fn sweep(&self, now: Instant) -> usize {
+        let mut dropped = 0;
+        lock(&self.routes).of.retain(|_, routes| {
+            let before = routes.len();
+            routes.retain(|_, answered| now.duration_since(*answered) < KEPT);
+            dropped += before - routes.len();
+            !routes.is_empty()
+        });
+        dropped
     }
 }
 
@@ -172,7 +233,7 @@ pub(crate) fn session(wire: &OwnedFd, sockets: &Sockets) {
     loop {
         match ud::told(wire) {
             Ok(Some(Note::Takes(cookie))) => {
-                if ours.len() < WATCHED && ours.insert(cookie) {
+                if ours.len() < OURS && ours.insert(cookie) {
                     sockets.add(cookie);
                 }
             }
@@ -375,6 +436,7 @@ fn answer_all(stream: &Stream, from: IpAddr, sockets: &Sockets) {
         Err(error) => return tracing::warn!(%error, "a broker's questions are refused"),
     };
     let watch = Arc::new(Watch {
+        from,
         heard,
         routes: Mutex::default(),
     });
@@ -397,6 +459,7 @@ fn answer_all(stream: &Stream, from: IpAddr, sockets: &Sockets) {
     if let Err(end) = server.run() {
         tracing::debug!(%from, %end, "no more answers about datagrams");
     }
+    sockets.forget(&watch);
 }
 
 struct Server<'a> {
@@ -486,9 +549,47 @@ mod tests {
 
     fn watch() -> Arc<Watch> {
         Arc::new(Watch {
+            from: IpAddr::from([10, 0, 0, 1]),
             heard: EventFd::new().unwrap(),
             routes: Mutex::default(),
         })
+    }
+
+    fn watched(sockets: &Sockets, watch: &Watch) -> usize {
+        lock(&sockets.table).peers[&watch.from].watched
+    }
+
+    #[test]
+    fn answers_are_watched_as_long_as_they_count() {
+        let sockets = Sockets::new().unwrap();
+        let streams = [watch(), watch()];
+        let mut table = lock(&sockets.table);
+        table.servers.extend(streams.iter().map(Arc::downgrade));
+        table.taking.entry(7).or_default().sessions = 1;
+        let to: SocketAddr = "10.0.0.2:9".parse().unwrap();
+        let route = |n: usize| {
+            let ip = [10, 0, 1, (n >> 15) as u8];
+            Route::new(SocketAddr::new(ip.into(), 1 + (n & 0x7fff) as u16), to)
+        };
+        let start = Instant::now();
+        // All streams of a host share the bound.
+        for n in 0..WATCHED {
+            assert!(table.watch(7, &route(n), &streams[n % 2], start), "{n}");
+        }
+        assert!(!table.watch(7, &route(WATCHED), &streams[0], start));
+        // One is renewed, and the others make room.
+        let later = start + KEPT / 2;
+        assert!(table.watch(7, &route(0), &streams[0], later));
+        assert!(!table.watch(7, &route(WATCHED), &streams[0], later));
+        assert!(table.watch(7, &route(WATCHED), &streams[1], start + KEPT));
+        drop(table);
+        assert_eq!(watched(&sockets, &streams[0]), 2);
+        sockets.forget(&streams[1]);
+        assert_eq!(watched(&sockets, &streams[0]), 1);
+        assert!(sockets.remove(7));
+        assert_eq!(watched(&sockets, &streams[0]), 0);
+        assert_eq!(lock(&streams[0].routes).lost, [route(0)]);
+        assert!(lock(&streams[1].routes).lost.is_empty());
     }
 
     #[test]
@@ -505,15 +606,14 @@ mod tests {
         sockets.add(cookie);
         assert!(sockets.takes(&route, &watch));
         assert!(sockets.takes(&route, &watch));
-        assert_eq!(lock(&watch.routes).count, 1);
+        assert_eq!(watched(&sockets, &watch), 1);
         // Another process has it too.
         assert!(sockets.remove(cookie));
         assert!(!watch.heard.drain());
         assert!(sockets.remove(cookie));
         assert!(watch.heard.drain());
-        let watched = lock(&watch.routes);
-        assert_eq!((watched.lost.as_slice(), watched.count), (&[route][..], 0));
-        drop(watched);
+        assert_eq!(lock(&watch.routes).lost, [route]);
+        assert_eq!(watched(&sockets, &watch), 0);
         assert!(!sockets.takes(&route, &watch));
         assert!(!sockets.remove(cookie));
         // Nobody has been told of it.
