@@ -35,6 +35,7 @@ const PLACES: usize = 1024;
 const WAITING: usize = 4096;
 /// Largest number of threads at a time.
 const THREADS: usize = 8192;
+const _: () = assert!(datagrams::ALL_STREAMS <= THREADS / 2);
 /// Processes whose end the broker watches for.
 const PROCESSES: usize = 4096;
 /// A thread's stack.

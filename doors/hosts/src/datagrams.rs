@@ -34,6 +34,8 @@ const KEPT: Duration = Duration::from_millis(2 * LEASE_MS);
 const SWEEP: Duration = Duration::from_secs(1);
 /// Streams of one host: one for each of its programs that asks. The other threads of the broker are left to other hosts.
 const STREAMS: usize = 1024;
+/// Streams of all hosts, each with a thread: half of those of the broker, so that connections keep the others.
+pub(crate) const ALL_STREAMS: usize = 4096;
 /// Time limit for a peer that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes read from a stream at once.
@@ -50,6 +52,8 @@ struct Table {
     taking: HashMap<u64, Taking>,
     servers: Vec<Weak<Watch>>,
     peers: HashMap<IpAddr, Peer>,
+    /// Of all of them.
+    streams: usize,
 }
 
 /// Another host.
@@ -135,14 +139,19 @@ impl Sockets {
     /// A stream of this host begins, if it has not too many.
     fn enter(&self, from: IpAddr) -> bool {
         let mut table = lock(&self.table);
+        if table.streams >= ALL_STREAMS {
+            return false;
+        }
         let peer = table.peers.entry(from).or_default();
         let is_let_in = peer.streams < STREAMS;
         peer.streams += usize::from(is_let_in);
+        table.streams += usize::from(is_let_in);
         is_let_in
     }
 
     fn exit(&self, from: IpAddr) {
         let mut table = lock(&self.table);
+        table.streams -= 1;
         if let Some(peer) = table.peers.get_mut(&from) {
             peer.streams -= 1;
             if peer.streams == 0 {
@@ -421,7 +430,7 @@ impl Relay<'_> {
 /// Answers the questions of a broker at `from` until it ends.
 pub(crate) fn serve(stream: &Stream, from: IpAddr, sockets: &Sockets) {
     if !sockets.enter(from) {
-        return tracing::warn!(%from, "{STREAMS} streams of one host: one more is refused");
+        return tracing::warn!(%from, "{STREAMS} streams of one host, or {ALL_STREAMS} of all: one more is refused");
     }
     answer_all(stream, from, sockets);
     sockets.exit(from);
@@ -621,6 +630,10 @@ mod tests {
         assert!(!sockets.remove(cookie));
     }
 
+    fn one_of(sockets: &Sockets) -> IpAddr {
+        *lock(&sockets.table).peers.keys().next().unwrap()
+    }
+
     #[test]
     fn a_host_has_so_many_streams_and_no_more() {
         let sockets = Sockets::new().unwrap();
@@ -633,5 +646,11 @@ mod tests {
         (0..STREAMS).for_each(|_| sockets.exit(one));
         sockets.exit(other);
         assert!(lock(&sockets.table).peers.is_empty());
+        // A host may have many addresses.
+        let address = |n: usize| IpAddr::from([10, 1, 0, (n / STREAMS) as u8]);
+        assert!((0..ALL_STREAMS).all(|n| sockets.enter(address(n))));
+        assert!(!sockets.enter(other));
+        sockets.exit(one_of(&sockets));
+        assert!(sockets.enter(other));
     }
 }
