@@ -8,8 +8,8 @@
 //! Datagrams it does not carry: it answers other brokers which UDP sockets take frames of datagram-iWARP, and programs send these themselves
 //! ([`weft_run::ud`]).
 //!
-//! A program does not wait for a broker and does not need one: without it, connections stay on TCP. Only the first UDP socket of a program under
-//! `--datagrams` waits for it, up to 0.2 s.
+//! A program does not wait for a broker and does not need one: without it, connections stay on TCP. Only under
+//! `--datagrams` does one wait for it: at its first datagram that begins like a frame, up to 0.2 s, once.
 #![forbid(unsafe_code)]
 
 mod broker;
