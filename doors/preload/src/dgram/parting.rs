@@ -190,3 +190,34 @@ pub(super) fn beside(d: &'static Dgram, other: &'static Dgram) {
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    extern "C" fn ignored(_: c_int) {}
+
+    #[test]
+    fn signals_do_not_shorten_a_rest() {
+        let handler = ignored as extern "C" fn(c_int);
+        // SAFETY: a handler that does nothing.
+        unsafe { libc::signal(libc::SIGURG, handler as libc::sighandler_t) };
+        // SAFETY: this thread.
+        let sleeper = unsafe { libc::pthread_self() };
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(SeqCst) {
+                    // SAFETY: the thread waits for this one.
+                    unsafe { libc::pthread_kill(sleeper, libc::SIGURG) };
+                    std::thread::yield_now();
+                }
+            });
+            let start = std::time::Instant::now();
+            rest();
+            is_over.store(true, SeqCst);
+            assert!(start.elapsed().as_millis() >= u128::from(PARTING_MS));
+        });
+    }
+}
