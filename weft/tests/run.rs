@@ -23,6 +23,7 @@ fn run(lib: &Path) -> Command {
         "WEFT_RUN_LIB",
         "WEFT_RUN_EXPLAIN",
         "WEFT_RUN_HOSTS",
+        "WEFT_RUN_DATAGRAMS",
         "WEFT_RUN_WITH",
     ] {
         command.env_remove(name);
@@ -41,6 +42,18 @@ fn executable(dir: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
 fn texts(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn frames_of_datagrams_need_hosts() {
+    let lib = library();
+    let output = run(lib.path())
+        .args(["--datagrams", "--", "true"])
+        .output()
+        .unwrap();
+    let (out, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(2), "{out}{err}");
+    assert!(err.contains("--hosts"), "{err}");
 }
 
 #[test]

@@ -22,6 +22,7 @@ const TCP_ESTABLISHED: u8 = 1;
 const TCP_CLOSE_WAIT: u8 = 8;
 /// The number of our only request on a socket.
 const SEQUENCE: u32 = 1;
+const ANY_INTERFACE: u32 = 0;
 /// `struct nlmsghdr`, `struct inet_diag_req_v2` and `struct inet_diag_msg`.
 const HEADER: usize = 16;
 const REQUEST: usize = HEADER + 56;
@@ -93,7 +94,8 @@ fn find(own: SocketAddr, peer: SocketAddr) -> io::Result<Option<Entry>> {
 /// The socket with these addresses, if it is in one of these states.
 fn find_in(own: SocketAddr, peer: SocketAddr, states: &[u8]) -> io::Result<Option<Entry>> {
     let (own, peer) = (canonical(own), canonical(peer));
-    answer(&ask(&request(IPPROTO_TCP, own, peer)?)?, own, peer, states)
+    let request = request(IPPROTO_TCP, own, peer, ANY_INTERFACE)?;
+    answer(&ask(&request)?, own, peer, states)
 }
 
 /// Sends a request to the kernel; its answer is there when this returns.
@@ -130,16 +132,28 @@ pub struct UdpSocket {
 }
 
 /// The UDP socket that gets a unicast datagram from one address to another in our network namespace, by the rules of the kernel: a connected socket
-/// before an unconnected one, the one of its group that `SO_REUSEPORT` chooses. `None` when there is none, or none of a user that our user
-/// namespace knows.
+/// before an unconnected one, the one of its group that `SO_REUSEPORT` chooses. Sockets that are bound to an interface are left out. `None` when there is
+/// none, or none of a user that our user namespace knows.
 ///
 /// # Errors
 /// The errors of a kernel, or a sandbox, that does not answer; `InvalidInput` for addresses of two families; `InvalidData` for an invalid
 /// answer.
 pub fn udp_receiver(from: SocketAddr, to: SocketAddr) -> io::Result<Option<UdpSocket>> {
+    udp_receiver_by(ANY_INTERFACE, from, to)
+}
+
+/// As [`udp_receiver`], of a datagram that comes by the interface with this index: sockets that are bound to that interface come first.
+///
+/// # Errors
+/// As there.
+pub fn udp_receiver_by(
+    interface: u32,
+    from: SocketAddr,
+    to: SocketAddr,
+) -> io::Result<Option<UdpSocket>> {
     let (from, to) = (canonical(from), canonical(to));
     // "Source" and "destination" are those of the datagram here, and not the socket's own and its peer's as for TCP.
-    let bytes = ask(&request(IPPROTO_UDP, from, to)?)?;
+    let bytes = ask(&request(IPPROTO_UDP, from, to, interface)?)?;
     let Some(message) = message(&bytes)? else {
         return Ok(None);
     };
@@ -160,7 +174,12 @@ fn canonical(addr: SocketAddr) -> (IpAddr, u16) {
     (addr.ip().to_canonical(), addr.port())
 }
 
-fn request(protocol: u8, own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<[u8; REQUEST]> {
+fn request(
+    protocol: u8,
+    own: (IpAddr, u16),
+    peer: (IpAddr, u16),
+    interface: u32,
+) -> io::Result<[u8; REQUEST]> {
     let family = match (own.0, peer.0) {
         (IpAddr::V4(_), IpAddr::V4(_)) => AddressFamily::INET,
         (IpAddr::V6(_), IpAddr::V6(_)) => AddressFamily::INET6,
@@ -183,7 +202,8 @@ fn request(protocol: u8, own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<
             IpAddr::V6(ip) => put(at, &ip.octets()),
         }
     }
-    // Any interface, no cookie: the addresses say which socket.
+    put(HEADER + 44, &interface.to_ne_bytes());
+    // No cookie: the addresses say which socket.
     put(HEADER + 48, &[0xff; 8]);
     Ok(out)
 }
@@ -334,6 +354,43 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_of_an_interface_gets_what_comes_by_it() {
+        use rustix::net::sockopt::{set_socket_reuseaddr, socket_cookie};
+        use std::os::fd::AsRawFd;
+        let shared = |device: &std::ffi::CStr, port: u16| {
+            let flags = SocketFlags::CLOEXEC;
+            let socket =
+                net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None).unwrap();
+            set_socket_reuseaddr(&socket, true).unwrap();
+            let (level, name) = (libc::SOL_SOCKET, libc::SO_BINDTODEVICE);
+            let len = device.count_bytes() as libc::socklen_t;
+            // SAFETY: a name of that length.
+            let rc = unsafe {
+                libc::setsockopt(socket.as_raw_fd(), level, name, device.as_ptr().cast(), len)
+            };
+            assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+            net::bind(&socket, &SocketAddr::new([0; 4].into(), port)).unwrap();
+            UdpSocket::from(socket)
+        };
+        let open = shared(c"", 0);
+        let to = SocketAddr::new([127, 0, 0, 1].into(), open.local_addr().unwrap().port());
+        let from: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        let lo = crate::interfaces::index_to("127.0.0.1".parse().unwrap(), from.ip()).unwrap();
+        let got = |interface| udp_receiver_by(interface, from, to).unwrap().unwrap();
+        let cookie = |socket: &UdpSocket| socket_cookie(socket).unwrap();
+        assert_eq!(got(lo).cookie, cookie(&open));
+        let narrow = shared(c"lo", to.port());
+        assert_eq!(got(lo).cookie, cookie(&narrow));
+        assert_eq!(got(ANY_INTERFACE).cookie, cookie(&open));
+        // So does the kernel.
+        UdpSocket::bind("127.0.0.1:0")
+            .unwrap()
+            .send_to(b"x", to)
+            .unwrap();
+        assert_eq!(narrow.recv(&mut [0; 2]).unwrap(), 1);
+    }
+
+    #[test]
     fn a_socket_that_is_not_accepted_yet_belongs_to_nobody() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let dialled = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -353,7 +410,7 @@ mod tests {
         good[8] = SEQUENCE as u8;
         good[HEADER] = AddressFamily::INET.as_raw() as u8;
         good[HEADER + 1] = TCP_ESTABLISHED;
-        let asked = request(IPPROTO_TCP, own, peer).unwrap();
+        let asked = request(IPPROTO_TCP, own, peer, ANY_INTERFACE).unwrap();
         good[HEADER + 4..HEADER + 40].copy_from_slice(&asked[HEADER + 8..HEADER + 44]);
         good[HEADER + 64] = 7;
         good[HEADER + 68] = 9;

@@ -1,4 +1,4 @@
-//! Addresses of the network interfaces of the thread's network namespace.
+//! The network interfaces of the thread's network namespace: their addresses, and which leads to a host (`rtnetlink(7)`).
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -6,7 +6,10 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recvfrom, sendto, socket_with,
+};
 
 /// An IP address of an interface.
 #[derive(Clone, Debug)]
@@ -87,6 +90,99 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(all)
 }
 
+const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
+const NLM_F_REQUEST: u16 = 1;
+const NLMSG_ERROR: u16 = 2;
+const RTA_DST: u16 = 1;
+const RTA_SRC: u16 = 2;
+const RTA_OIF: u16 = 4;
+/// `struct nlmsghdr`, and `struct rtmsg` behind it.
+const HEADER: usize = 16;
+const BODY: usize = HEADER + 12;
+
+/// The index of the interface by which datagrams from `own`, an address of ours, go to `peer`.
+///
+/// # Errors
+/// The kernel's where there is no route; `InvalidInput` for addresses of two families; `InvalidData` for an invalid answer.
+pub fn index_to(own: IpAddr, peer: IpAddr) -> io::Result<u32> {
+    let (own, peer) = (own.to_canonical(), peer.to_canonical());
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let kernel = SocketAddrNetlink::new(0, 0);
+    sendto(&socket, &question(own, peer)?, SendFlags::empty(), &kernel)?;
+    let mut bytes = [0; 4096];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+    let (_, len, from) = recvfrom(&socket, &mut bytes, flags)?;
+    let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
+    let answer = bytes.get(..len).filter(|_| from == Some(kernel));
+    interface(answer.ok_or(io::ErrorKind::InvalidData)?)
+}
+
+fn question(own: IpAddr, peer: IpAddr) -> io::Result<Vec<u8>> {
+    let octets = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    if own.is_ipv4() != peer.is_ipv4() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let family = if own.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let mut out = vec![0; BODY];
+    out[4..6].copy_from_slice(&RTM_GETROUTE.to_ne_bytes());
+    out[6..8].copy_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+    out[HEADER] = family.as_raw() as u8;
+    for (kind, ip) in [(RTA_DST, octets(peer)), (RTA_SRC, octets(own))] {
+        out[HEADER + kind as usize] = 8 * ip.len() as u8;
+        out.extend_from_slice(&(4 + ip.len() as u16).to_ne_bytes());
+        out.extend_from_slice(&kind.to_ne_bytes());
+        out.extend_from_slice(&ip);
+    }
+    let len = out.len() as u32;
+    out[..4].copy_from_slice(&len.to_ne_bytes());
+    Ok(out)
+}
+
+/// The outgoing interface that an answer names.
+fn interface(answer: &[u8]) -> io::Result<u32> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let half = |at: usize| {
+        let field = answer.get(at..at + 2)?;
+        Some(u16::from_ne_bytes(field.try_into().ok()?))
+    };
+    let word = |at: usize| {
+        let field = answer.get(at..at + 4)?;
+        Some(u32::from_ne_bytes(field.try_into().ok()?))
+    };
+    if word(0) != u32::try_from(answer.len()).ok() {
+        return Err(invalid());
+    }
+    if half(4) == Some(NLMSG_ERROR) {
+        let errno = word(HEADER).and_then(|errno| errno.cast_signed().checked_neg());
+        let errno = errno.filter(|errno| *errno > 0).ok_or_else(invalid)?;
+        return Err(io::Error::from_raw_os_error(errno));
+    }
+    if half(4) != Some(RTM_NEWROUTE) {
+        return Err(invalid());
+    }
+    let mut at = BODY;
+    while let (Some(len @ 4..), Some(kind)) = (half(at), half(at + 2)) {
+        if kind == RTA_OIF && len == 8 {
+            return word(at + 4).ok_or_else(invalid);
+        }
+        at += usize::from(len).next_multiple_of(4);
+    }
+    Err(invalid())
+}
+
 /// # Safety
 /// Null, or an address as long as its family says.
 unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
@@ -119,5 +215,42 @@ mod tests {
         let lo = all.iter().find(|address| address.is_loopback()).unwrap();
         assert!(lo.is_up() && lo.ip.is_loopback() && lo.index() == 1);
         assert_eq!(lo.name.as_c_str(), c"lo");
+    }
+
+    #[test]
+    fn the_loopback_interface_leads_to_ourselves() {
+        let index = |own: &str, peer: &str| index_to(own.parse().unwrap(), peer.parse().unwrap());
+        assert_eq!(index("127.0.0.1", "127.0.0.2").unwrap(), 1);
+        assert_eq!(index("::ffff:127.0.0.1", "127.0.0.2").unwrap(), 1);
+        if std::net::UdpSocket::bind("[::1]:0").is_ok() {
+            assert_eq!(index("::1", "::1").unwrap(), 1);
+            assert!(index("::1", "127.0.0.1").is_err());
+        }
+        // Not an address of this host.
+        assert!(index("192.0.2.1", "127.0.0.1").is_err());
+    }
+
+    #[test]
+    fn only_whole_answers_count() {
+        let mut good = vec![0; BODY];
+        good[4] = RTM_NEWROUTE as u8;
+        // An attribute of five bytes, and the one that counts.
+        good.extend([5, 0, 9, 0, 1, 0, 0, 0]);
+        good.extend([8, 0, RTA_OIF as u8, 0, 7, 0, 0, 0]);
+        good[0] = good.len() as u8;
+        assert_eq!(interface(&good).unwrap(), 7);
+        for len in 0..good.len() {
+            assert!(interface(&good[..len]).is_err(), "{len}");
+            let mut short = good[..len].to_vec();
+            if let Some(first) = short.first_mut() {
+                *first = len as u8;
+            }
+            assert!(interface(&short).is_err(), "{len}");
+        }
+        good[4] = NLMSG_ERROR as u8;
+        assert!(interface(&good).is_err());
+        good[HEADER..][..4].copy_from_slice(&(-libc::ENETUNREACH).to_ne_bytes());
+        let error = interface(&good).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENETUNREACH));
     }
 }

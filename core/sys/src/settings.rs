@@ -74,6 +74,8 @@ pub const RUN_FROM: Setting = setting("WEFT_RUN_FROM", Accepts::Number(0..=u64::
 pub const RUN_LOOK: Setting = setting("WEFT_RUN_LOOK", Accepts::Number(0..=u64::MAX));
 /// `weft run`: connections to other hosts.
 pub const RUN_HOSTS: Setting = setting("WEFT_RUN_HOSTS", Accepts::One(&["auto", "bsdp", "off"]));
+/// `weft run`: whether datagrams to other hosts go by datagram-iWARP.
+pub const RUN_DATAGRAMS: Setting = setting("WEFT_RUN_DATAGRAMS", Accepts::One(&["on", "off"]));
 /// `weft run`: the other users whose processes may be peers.
 pub const RUN_WITH: Setting = setting("WEFT_RUN_WITH", Accepts::Users);
 /// `weft run`: whether to report at the end.
@@ -128,13 +130,14 @@ pub const OF_FI: [&Setting; 10] = [
 ];
 
 /// Those of `weft run`'s library.
-pub const OF_RUN: [&Setting; 8] = [
+pub const OF_RUN: [&Setting; 9] = [
     &RUN,
     &RUN_AZSDP,
     &RUN_SHARED,
     &RUN_FROM,
     &RUN_LOOK,
     &RUN_HOSTS,
+    &RUN_DATAGRAMS,
     &RUN_WITH,
     &RUN_EXPLAIN,
 ];

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use weft_ring::stream::Stream as Rings;
 use weft_run::connection::Carrier;
-use weft_run::hosts::{self, Answer, Registration};
+use weft_run::hosts::{self, Answer, First, Registration};
 use weft_run::meet::Why;
 use weft_sdp::{Listener, Options, Source, Stream};
 use weft_sys::process::is_gone;
@@ -20,6 +20,7 @@ use weft_sys::{Interest, poll_fds, unix};
 use weft_verbs::Device;
 use weft_verbs::ext::lock;
 
+use crate::datagrams::{self, Sockets};
 use crate::meet::{self, Waiting};
 use crate::pump::{End, Pump};
 use crate::wire::Frame;
@@ -34,6 +35,7 @@ const PLACES: usize = 1024;
 const WAITING: usize = 4096;
 /// Largest number of threads at a time.
 const THREADS: usize = 8192;
+const _: () = assert!(datagrams::ALL_STREAMS <= THREADS / 2);
 /// Processes whose end the broker watches for.
 const PROCESSES: usize = 4096;
 /// A thread's stack.
@@ -67,6 +69,8 @@ struct Inner {
     options: Options,
     port: u16,
     nat: bool,
+    /// UDP sockets of programs that take frames.
+    sockets: Sockets,
     registry: Mutex<Registry>,
     /// Signals a new registration.
     came: Condvar,
@@ -87,6 +91,7 @@ impl Broker {
     /// `AddrInUse` when this user has a broker in this network namespace already, or another program has the port.
     pub fn start(config: Config) -> io::Result<Broker> {
         let programs = hosts::listen()?;
+        let sockets = Sockets::new()?;
         let options = Options::default();
         let mut listeners = Vec::new();
         for addr in config.bind {
@@ -98,6 +103,7 @@ impl Broker {
                 options,
                 port: config.port,
                 nat: config.nat,
+                sockets,
                 registry: Mutex::default(),
                 came: Condvar::new(),
                 threads: AtomicUsize::new(0),
@@ -192,12 +198,30 @@ impl Inner {
 
     /// Serves a program that has connected.
     fn program(self: &Arc<Self>, wire: OwnedFd) {
-        let what = match wait_for(&wire, Duration::from_secs(5), |wire| {
-            hosts::take_registration(wire)
-        }) {
-            Ok(what) => what,
-            Err(error) => return tracing::debug!(%error, "no registration"),
-        };
+        let first = wait_for(&wire, Duration::from_secs(5), |wire| {
+            hosts::take_first(wire)
+        });
+        match first {
+            Ok(First::Connection(what)) => self.connection(wire, *what),
+            Ok(First::Session) => datagrams::session(&wire, &self.sockets),
+            Ok(First::Host(ip)) => self.ask(&wire, ip),
+            Err(error) => tracing::debug!(%error, "a program said nothing that is known"),
+        }
+    }
+
+    /// Passes a program's questions on to another host.
+    fn ask(&self, wire: &OwnedFd, ip: IpAddr) {
+        let host = SocketAddr::new(ip, 0);
+        if self.is_plain(&[host]).is_some() {
+            return;
+        }
+        match self.reach(ip) {
+            Ok((stream, _)) => datagrams::relay(wire, &stream, ip),
+            Err(why) => self.leave_plain(host, why),
+        }
+    }
+
+    fn connection(self: &Arc<Self>, wire: OwnedFd, what: Registration) {
         if what.dialled {
             match self.dial(&what) {
                 Ok((stream, theirs)) => Self::carry(&wire, stream, what.carrier, theirs),
@@ -220,41 +244,48 @@ impl Inner {
         self.came.notify_all();
     }
 
+    /// Why one of these places is not dialled at present.
+    fn is_plain(&self, places: &[SocketAddr]) -> Option<Why> {
+        let mut registry = lock(&self.registry);
+        let now = Instant::now();
+        registry.plain.retain(|_, (until, _)| *until > now);
+        let known = places.iter().find_map(|place| registry.plain.get(place));
+        known.map(|&(_, why)| why)
+    }
+
+    /// Does not dial a place for a while.
+    fn leave_plain(&self, place: SocketAddr, why: Why) {
+        let mut registry = lock(&self.registry);
+        if registry.plain.len() < PLACES {
+            let until = Instant::now() + FORGET;
+            registry.plain.insert(place, (until, why));
+        }
+    }
+
+    /// Connects to the broker of a host.
+    fn reach(&self, ip: IpAddr) -> Result<(Stream, SocketAddr), Why> {
+        let place = SocketAddr::new(ip, self.port);
+        match Stream::connect(&self.device, place, &self.options, Some(DIAL)) {
+            Ok(stream) => Ok((stream, place)),
+            Err(error) => {
+                tracing::debug!(%error, %place, "no broker answers");
+                Err(Why::PlainHost)
+            }
+        }
+    }
+
     /// The peer's broker, once it has agreed.
     fn dial(&self, what: &Registration) -> Result<(Stream, SocketAddr), Why> {
         let service = what.ends.peer;
         let host = SocketAddr::new(service.ip(), 0);
-        {
-            let mut registry = lock(&self.registry);
-            let now = Instant::now();
-            registry.plain.retain(|_, (until, _)| *until > now);
-            let known = [host, service]
-                .iter()
-                .find_map(|place| registry.plain.get(place));
-            if let Some(&(_, why)) = known {
-                return Err(why);
-            }
+        if let Some(why) = self.is_plain(&[host, service]) {
+            return Err(why);
         }
-        let place = SocketAddr::new(service.ip(), self.port);
-        let stream = Stream::connect(&self.device, place, &self.options, Some(DIAL));
-        let (done, where_) = match stream {
-            Ok(stream) => {
-                let met = meet::dialler(&stream, what);
-                (met.map(|()| stream), service)
-            }
-            Err(error) => {
-                tracing::debug!(%error, %place, "no broker answers");
-                (Err(Why::PlainHost), host)
-            }
-        };
-        done.map(|stream| (stream, place)).inspect_err(|&why| {
-            let mut registry = lock(&self.registry);
-            if registry.plain.len() < PLACES {
-                registry
-                    .plain
-                    .insert(where_, (Instant::now() + FORGET, why));
-            }
-        })
+        let (stream, place) = self
+            .reach(service.ip())
+            .inspect_err(|&why| self.leave_plain(host, why))?;
+        meet::dialler(&stream, what).inspect_err(|&why| self.leave_plain(service, why))?;
+        Ok((stream, place))
     }
 
     /// Accepts other brokers.
@@ -275,7 +306,15 @@ impl Inner {
         let Some(from) = stream.peer_addr() else {
             return;
         };
-        match meet::acceptor(&stream, from.ip().to_canonical(), self.nat, &**self) {
+        let from_ip = from.ip().to_canonical();
+        let magic = match meet::first(&stream) {
+            Ok(magic) => magic,
+            Err(error) => return tracing::debug!(%from, %error, "a broker said nothing"),
+        };
+        if magic == datagrams::MAGIC {
+            return datagrams::serve(&stream, from_ip, &self.sockets);
+        }
+        match meet::acceptor(&stream, magic, from_ip, self.nat, &**self) {
             Ok(met) => Self::carry(&met.wire, stream, met.what.carrier, from),
             Err(error) => tracing::debug!(%from, %error, "no connection in common"),
         }

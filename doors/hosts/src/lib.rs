@@ -5,10 +5,15 @@
 //! same TCP connection ([`wire`]), and each program hands its rings over. From then on each broker moves bytes between its program's rings
 //! and an SDP stream, one for each connection. `docs/spec/run.md` has the messages, and states what they prove.
 //!
-//! A program never waits for a broker and does not need one: without it, connections stay on TCP.
+//! Datagrams it does not carry: it answers other brokers which UDP sockets take frames of datagram-iWARP, and programs send these themselves
+//! ([`weft_run::ud`]).
+//!
+//! A program does not wait for a broker and does not need one: without it, connections stay on TCP. Only under
+//! `--datagrams` does one wait for it: at its first datagram that begins like a frame, up to 0.2 s, once.
 #![forbid(unsafe_code)]
 
 mod broker;
+mod datagrams;
 mod meet;
 mod pump;
 pub mod wire;

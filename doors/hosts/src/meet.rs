@@ -16,7 +16,7 @@ use weft_run::hosts::{self, Registration};
 use weft_run::meet::Why;
 use weft_sdp::{RecvFlags, Sink, Source, Stream};
 
-use crate::wire::{self, CANDIDATES, DIGEST, NONE, OPEN, Open, Prover, WireError};
+use crate::wire::{self, CANDIDATES, DIGEST, MAGIC_LEN, NONE, OPEN, Open, Prover, WireError};
 
 /// How long the acceptor waits for a program to register.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -150,15 +150,25 @@ fn try_dialler(stream: &Stream, what: &Registration) -> Result<(), MeetError> {
         .ok_or(MeetError::Differs)
 }
 
-/// The part of the end whose program has called `accept`. Returns the program's registration, which no other thread gets from now on.
+/// The first bytes of what another broker says: they tell what it wants.
+pub(crate) fn first(stream: &Stream) -> Result<[u8; MAGIC_LEN], MeetError> {
+    limit(stream, MESSAGE);
+    read(stream)
+}
+
+/// The part of the end whose program has called `accept`, after the [first] bytes. Returns the program's registration, which no other thread gets from now on.
 pub(crate) fn acceptor(
     stream: &Stream,
+    magic: [u8; MAGIC_LEN],
     from: IpAddr,
     nat: bool,
     candidates: &impl Candidates,
 ) -> Result<Waiting, MeetError> {
-    limit(stream, MESSAGE);
-    let open = Open::parse(&read::<OPEN>(stream)?)?;
+    let rest = read::<{ OPEN - MAGIC_LEN }>(stream)?;
+    let mut bytes = [0; OPEN];
+    bytes[..MAGIC_LEN].copy_from_slice(&magic);
+    bytes[MAGIC_LEN..].copy_from_slice(&rest);
+    let open = Open::parse(&bytes)?;
     let began = Instant::now();
     let fits = |one: &Waiting| may_be(&one.what, from) && wire::common(&open, &one.what).is_some();
     let ids = candidates.wait(began + PATIENCE, |waiting| {

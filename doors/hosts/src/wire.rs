@@ -8,7 +8,9 @@ use weft_run::hosts::{BEGINNING, Registration};
 use weft_run::proof;
 pub use weft_run::proof::{DIGEST, Prover, digest};
 
-const MAGIC: [u8; 8] = *b"weftrunH";
+/// The first bytes of a broker's first message.
+pub const MAGIC_LEN: usize = 8;
+const MAGIC: [u8; MAGIC_LEN] = *b"weftrunH";
 const VERSION: u16 = 1;
 const ADDR: usize = 18;
 /// Bytes of [`Open`].

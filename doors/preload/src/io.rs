@@ -93,8 +93,14 @@ weft_sys::interpose! {
     }
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
-        if is_bad_list(messages, n as usize) || !is_optional(timeout) { return next::recvmmsg(fd, messages, n, flags, timeout); }
-        for at in 0..n.min(1024) as usize { settle_message(&raw mut (*messages.add(at)).msg_hdr); }
+        // Into a list that ends early the kernel receives what it has room for.
+        let most = n.min(1024) as usize;
+        let is_short = is_bad_list(messages, most);
+        if !is_optional(timeout) || is_short && dgram::of(fd).is_none() { return next::recvmmsg(fd, messages, n, flags, timeout); }
+        for one in (0..most).map(|at| messages.add(at)) {
+            if is_short && is_bad(one) { break; }
+            settle_message(&raw mut (*one).msg_hdr);
+        }
         if conn::of(fd).is_none() || n == 0 {
             return dgram::io::recvmmsg(fd, messages, n, flags, timeout);
         }
@@ -210,7 +216,7 @@ weft_sys::interpose! {
         let real = || next::preadv64v2(fd, iov, n, offset, flags);
         match at_position(fd, iov, n, offset, flags) {
             Some((list, flags)) => { settle_all(list); receive(fd, list, flags, real) }
-            None => real(),
+            None => dgram::io::preadv2(fd, iov, n, offset, flags).unwrap_or_else(real),
         }
     }
 

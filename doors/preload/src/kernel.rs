@@ -86,6 +86,12 @@ unsafe fn option<T>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
     }
 }
 
+/// An option that is a number.
+pub(crate) fn option_number(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+    // SAFETY: any bytes are a number.
+    unsafe { option(fd, level, name) }
+}
+
 /// An option of `SOL_SOCKET` that is a number.
 pub(crate) fn number(fd: c_int, name: c_int) -> Option<c_int> {
     // SAFETY: any bytes are a number.

@@ -303,8 +303,8 @@ impl Drop for RowOf {
     }
 }
 
-/// The part of `--explain` about UDP.
-pub(crate) fn explain_datagrams() {
+/// The part of `--explain` about UDP; `more` is what else there is to say.
+pub(crate) fn explain_datagrams(more: &str) {
     let seen = DATAGRAM.load(Relaxed);
     if seen == 0 {
         return;
@@ -340,6 +340,7 @@ pub(crate) fn explain_datagrams() {
             let _ = writeln!(text, "  stayed plain UDP, {n} times: {reason}");
         }
     }
+    text.push_str(more);
     say(&text);
 }
 

@@ -99,6 +99,7 @@ extern "C" fn at_start() {
     } else if environment::RUN.is("off") == Ok(true) {
         settings::turn_off();
     }
+    dgram::frames::start(hosts::wanted().is_some());
     if let Ok(Some(n)) = environment::RUN_LOOK.parse() {
         settings::look_after(n);
     }
@@ -108,7 +109,7 @@ extern "C" fn at_end() {
     process::end();
     if environment::RUN_EXPLAIN.is("1") == Ok(true) {
         ledger::explain();
-        ledger::explain_datagrams();
+        ledger::explain_datagrams(&dgram::frames::explained());
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) enum Guards {
     Limit,
     Edges,
     Datagrams,
+    Frames,
     Late,
     Kept,
     Folders,

@@ -113,6 +113,12 @@ pub(crate) fn begin() -> Busy {
     again(&LIBRARY)
 }
 
+/// The same. `None`: this thread works already.
+#[inline]
+pub(crate) fn begin_once() -> Option<Busy> {
+    BUSY.get().is_none().then(begin)
+}
+
 /// Returns true if this thread works on the socket.
 #[inline]
 pub(crate) fn is_inside<T>(socket: &T) -> bool {

@@ -218,7 +218,11 @@ weft_sys::interpose! {
             // The error is gone after this call.
             bell::follow_abort(fd, chan);
         }
-        next::getsockopt(fd, level, name, value, len)
+        let rc = next::getsockopt(fd, level, name, value, len);
+        if rc == 0 && (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+            dgram::options::tell_error(fd, value, len);
+        }
+        rc
     }
 
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {

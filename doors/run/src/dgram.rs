@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use weft_sys::unix::{self, Name};
-use weft_sys::{diag, process};
+use weft_sys::{diag, interfaces, process};
 
 use crate::addr::{get_addr, put_addr};
 use crate::meet::{Why, same_user};
@@ -55,7 +55,7 @@ pub fn parse(header: [u8; HEADER], ready: usize) -> Option<(usize, u32)> {
 }
 
 /// Source and destination of datagrams. IPv4 addresses of IPv6 sockets count as IPv4.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
     /// The sender's address.
     pub from: SocketAddr,
@@ -85,6 +85,20 @@ impl Route {
             from: canonical(from),
             to: canonical(to),
         }
+    }
+
+    /// Returns true if they may belong to two hosts.
+    #[must_use]
+    pub fn may_be_remote(&self) -> bool {
+        let (from, to) = (self.from.ip(), self.to.ip());
+        is_unicast(from)
+            && is_unicast(to)
+            && !from.is_loopback()
+            && !to.is_loopback()
+            && from != to
+            && from.is_ipv4() == to.is_ipv4()
+            && self.from.port() != 0
+            && self.to.port() != 0
     }
 
     /// Returns true if both can belong to one host: a host that sends to one of its own addresses sends from the same one, or one of the two is a loopback
@@ -146,11 +160,26 @@ pub fn listen(cookie: u64) -> io::Result<OwnedFd> {
 /// # Errors
 /// [`Why::OtherUser`], and [`Why::System`] if the kernel does not report it.
 pub fn receiver(route: &Route) -> Result<Option<u64>, Why> {
-    match diag::udp_receiver(route.from, route.to) {
-        Ok(Some(socket)) if socket.uid == process::uid() => Ok(Some(socket.cookie)),
-        Ok(Some(_)) => Err(Why::OtherUser),
-        Ok(None) => Ok(None),
-        Err(_) => Err(Why::System),
+    ours(diag::udp_receiver(route.from, route.to))
+}
+
+/// The same for datagrams from another host, which may find a socket that is bound to their interface. They come by the interface by which we reach that host,
+/// or by another one: `None` if that makes a difference.
+///
+/// # Errors
+/// As there.
+pub fn receiver_from_afar(route: &Route) -> Result<Option<u64>, Why> {
+    let (own, peer) = (route.to.ip(), route.from.ip());
+    let by = interfaces::index_to(own, peer).map_err(|_| Why::System)?;
+    let found = ours(diag::udp_receiver_by(by, route.from, route.to))?;
+    Ok(found.filter(|_| receiver(route) == Ok(found)))
+}
+
+fn ours(found: io::Result<Option<diag::UdpSocket>>) -> Result<Option<u64>, Why> {
+    match found.map_err(|_| Why::System)? {
+        Some(socket) if socket.uid == process::uid() => Ok(Some(socket.cookie)),
+        Some(_) => Err(Why::OtherUser),
+        None => Ok(None),
     }
 }
 

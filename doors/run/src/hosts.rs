@@ -4,8 +4,11 @@
 //! program [registers](register) a connection whose peer is on another host, and continues. When the broker has found the other end
 //! ([`Answer::Go`]), the program makes a segment and a bell, as for a peer on this host, and [hands](link) them over: the broker is the
 //! responder. Neither waits for the other.
+//!
+//! Of datagrams the broker only learns which sockets take frames, and answers questions (module `ud`).
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use weft_sys::process;
@@ -26,6 +29,9 @@ pub const ENOUGH: usize = 16;
 
 const MAGIC: [u8; 8] = *b"weftrnH1";
 const LINK: [u8; 8] = *b"weftlnk1";
+/// The first message of a program's session for its UDP sockets, and the beginning of that of its questions to a host (`ud`).
+pub(crate) const SESSION: [u8; 8] = *b"weftudS1";
+pub(crate) const HOST: [u8; 8] = *b"weftudH1";
 const REGISTER: usize = 8 + 4 + 2 * ADDR + 2 * BEGINNING;
 
 /// The first bytes of a direction.
@@ -207,10 +213,15 @@ fn dial() -> Result<Option<OwnedFd>, Why> {
 
 /// Registers a connection. `None` if there is no broker at the moment.
 pub fn register(what: &Registration) -> Result<Option<OwnedFd>, Why> {
+    greet(&what.emit())
+}
+
+/// Connects to the broker and sends a first message. `None` if none runs.
+pub(crate) fn greet(first: &[u8]) -> Result<Option<OwnedFd>, Why> {
     let Some(wire) = dial()? else {
         return Ok(None);
     };
-    unix::send_with_fds(&wire, &what.emit(), &[]).map_err(|_| Why::System)?;
+    unix::send_with_fds(&wire, first, &[]).map_err(|_| Why::System)?;
     Ok(Some(wire))
 }
 
@@ -233,17 +244,40 @@ pub fn link(wire: impl AsFd, segment: BorrowedFd<'_>, bell: BorrowedFd<'_>) -> R
     unix::send_with_fds(wire, &LINK, &[segment, bell]).map_err(|_| Why::System)
 }
 
+/// What a program wants of the broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum First {
+    /// A connection carried.
+    Connection(Box<Registration>),
+    /// To tell which of its UDP sockets take frames.
+    Session,
+    /// To ask this host about its UDP sockets.
+    Host(IpAddr),
+}
+
+impl First {
+    fn parse(bytes: &[u8]) -> Option<First> {
+        if bytes == SESSION {
+            return Some(First::Session);
+        }
+        if let Some(addr) = bytes.strip_prefix(&HOST) {
+            return Some(First::Host(get_addr(addr.try_into().ok()?).ip()));
+        }
+        Registration::parse(bytes).map(|what| First::Connection(Box::new(what)))
+    }
+}
+
 /// Receives a program's first message.
 ///
 /// # Errors
-/// `WouldBlock` when it has not come yet; `InvalidData` for anything else than a registration of our user.
-pub fn take_registration(wire: impl AsFd) -> io::Result<Registration> {
+/// `WouldBlock` when it has not come yet; `InvalidData` for anything else, or another user's.
+pub fn take_first(wire: impl AsFd) -> io::Result<First> {
     if !unix::peer_cred(&wire)?.is_same_user() {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut bytes = [0; REGISTER + 1];
     unix::recv_with_fds(wire, &mut bytes, 0)?
-        .and_then(|(n, _)| Registration::parse(&bytes[..n]))
+        .and_then(|(n, _)| First::parse(&bytes[..n]))
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
@@ -301,6 +335,21 @@ mod tests {
             }
         }
         assert_eq!(Registration::parse(&[&bytes[..], b"x"].concat()), None);
+    }
+
+    #[test]
+    fn first_messages_are_told_apart() {
+        let host = "2001:db8::7".parse().unwrap();
+        let first = [&HOST[..], &put_addr(std::net::SocketAddr::new(host, 0))].concat();
+        assert_eq!(First::parse(&first), Some(First::Host(host)));
+        assert_eq!(First::parse(&SESSION), Some(First::Session));
+        let what = registration();
+        let first = First::parse(&what.emit());
+        assert_eq!(first, Some(First::Connection(Box::new(what))));
+        let longer = [&SESSION[..], b"x"].concat();
+        for bad in [&b""[..], &SESSION[..7], &longer, &HOST] {
+            assert_eq!(First::parse(bad), None);
+        }
     }
 
     #[test]

@@ -503,6 +503,131 @@ static int large_sends_are_cancelled(void)
 	return 0;
 }
 
+static void opens_a_socket(int signal)
+{
+	int s = socket(AF_INET, SOCK_DGRAM, 0);
+
+	(void)signal;
+	if (s >= 0 && !close(s))
+		ticks++;
+}
+
+// A signal comes while a process forks, and its handler opens a UDP socket, and closes it.
+static int handlers_open_sockets_in_forks(void)
+{
+	struct sigaction restarts = {.sa_handler = opens_a_socket, .sa_flags = SA_RESTART};
+	int s = socket(AF_INET, SOCK_DGRAM, 0);
+
+	alarm(20);
+	sigaction(SIGVTALRM, &restarts, 0);
+	pid_t parent = getpid(), other = fork();
+	// It sends signals all the time, so most come while the parent forks.
+	while (!other)
+		if (getppid() != parent || kill(parent, SIGVTALRM))
+			_exit(0);
+	for (int i = 0; i < 100; i++) {
+		pid_t child = fork();
+
+		if (!child)
+			_exit(0);
+		if (child < 0 || waitpid(child, 0, 0) != child)
+			return fail("fork", child);
+	}
+	kill(other, SIGKILL);
+	waitpid(other, 0, 0);
+	close(s);
+	return !ticks;
+}
+
+static sigjmp_buf out_of_receive;
+
+static void jumps_out(int signal)
+{
+	(void)signal;
+	siglongjmp(out_of_receive, 1);
+}
+
+// The memory that this process has, in KiB.
+static long resident(void)
+{
+	long n = 0;
+	FILE *f = fopen("/proc/self/statm", "r");
+
+	if (fscanf(f, "%*d %ld", &n) != 1)
+		exit(fail("statm", 0));
+	fclose(f);
+	return n * 4;
+}
+
+static int datagrams[2];
+
+static void *sends_late(void *arg)
+{
+	usleep(100000);
+	if (arg)
+		shutdown(datagrams[0], SHUT_RD);
+	else
+		send(datagrams[1], "late", 4, 0);
+	return 0;
+}
+
+// Receives of datagrams end as the kernel's do: by a jump, which leaves nothing behind, by a time limit, by a signal, at the end of the socket.
+static int handlers_jump_out_of_receives_of_datagrams(void)
+{
+	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sigaction jump = {.sa_handler = jumps_out}, restarts = {.sa_handler = tick, .sa_flags = SA_RESTART},
+		interrupts = {.sa_handler = tick};
+	struct timeval limit = {0, 50000};
+	static char buffer[70000];
+	socklen_t len = sizeof addr;
+	static long before;
+
+	datagrams[0] = socket(AF_INET, SOCK_DGRAM, 0);
+	datagrams[1] = socket(AF_INET, SOCK_DGRAM, 0);
+	if (bind(datagrams[0], (void *)&addr, len) || getsockname(datagrams[0], (void *)&addr, &len)
+	    || connect(datagrams[1], (void *)&addr, len))
+		return fail("bind", 0);
+	sigaction(SIGALRM, &jump, 0);
+	for (volatile int i = 0; i < 1100; i++) {
+		if (i == 100)
+			before = resident();
+		if (!sigsetjmp(out_of_receive, 1)) {
+			alarm_after(300, 0);
+			return fail("a receive of nothing", recv(datagrams[0], buffer, sizeof buffer, 0));
+		}
+	}
+	if (resident() - before > 16 << 10)
+		return fail("KiB are left behind", resident() - before);
+
+	sigaction(SIGALRM, &restarts, 0);
+	alarm_after(20000, 20000);
+	pthread_t t = start(sends_late);
+	if (recv(datagrams[0], buffer, sizeof buffer, 0) != 4 || ticks < 2)
+		return fail("a receive with restarts", ticks);
+	pthread_join(t, 0);
+	sigaction(SIGALRM, &interrupts, 0);
+	ticks = 0;
+	if (recv(datagrams[0], buffer, sizeof buffer, 0) != -1 || errno != EINTR || ticks < 1)
+		return fail("a receive without restarts", ticks);
+	alarm_after(0, 0);
+	setsockopt(datagrams[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+	if (recv(datagrams[0], buffer, sizeof buffer, 0) != -1 || errno != EAGAIN)
+		return fail("a receive with a limit", 0);
+	limit.tv_usec = 0;
+	setsockopt(datagrams[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+	pthread_create(&t, 0, sends_late, buffer);
+	ssize_t n = recvfrom(datagrams[0], buffer, sizeof buffer, 0, (void *)&addr, &len);
+	// On a socket that is not connected the end is told all the same.
+	printf("the end %zd, %u bytes of an address\n", n, len);
+	pthread_join(t, 0);
+	// An empty datagram is none.
+	send(datagrams[1], "", 0, 0);
+	len = sizeof addr;
+	n = recvfrom(datagrams[0], buffer, sizeof buffer, 0, (void *)&addr, &len);
+	printf("the datagram %zd, %u bytes of an address\n", n, len);
+	return 0;
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -518,6 +643,8 @@ static const struct {
 	{"handlers_run_while_the_rest_is_awaited", handlers_run_while_the_rest_is_awaited},
 	{"handlers_run_while_a_stream_closes", handlers_run_while_a_stream_closes},
 	{"large_sends_are_cancelled", large_sends_are_cancelled},
+	{"handlers_open_sockets_in_forks", handlers_open_sockets_in_forks},
+	{"handlers_jump_out_of_receives_of_datagrams", handlers_jump_out_of_receives_of_datagrams},
 };
 
 int main(int argc, char **argv)

@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode};
 use weft_run::lend;
 use weft_run::peers;
 use weft_run::preload::{LIBRARIES, MALLOC_LIBRARIES};
+use weft_sys::settings::RUN_DATAGRAMS;
 
 use super::plain::plain;
 use super::service::{self, Service};
@@ -29,7 +30,8 @@ The TCP connection stays open for addresses, options, the end of the stream and 
 is used in a way that shared memory does not support (urgent data, passed to another process or an executed program, \
 io_uring...), its connection goes back to TCP; `--explain` and `weft stat` name the reason.
 
-UDP: under the same conditions datagrams go through shared memory after the first few; multicast, broadcast, other hosts and other programs get plain UDP.
+UDP: under the same conditions datagrams go through shared memory after the first few; multicast, broadcast, other hosts and other programs get plain UDP. \
+With `--hosts --datagrams` on both sides, datagrams to another host go as Sends of datagram-iWARP, with a CRC; this is not faster.
 
 `--mode azsdp` returns from a large send before the peer has the bytes, and protects the memory meanwhile. It is opt-in, because a system call that this library does not intercept gets \
 EFAULT from protected memory, and because the bytes of a killed program are lost: the peer then sees a reset.
@@ -83,6 +85,9 @@ pub struct Args {
     /// Carry connections to other hosts too; starts `weft broker` in the background if none runs
     #[arg(long)]
     hosts: bool,
+    /// With `--hosts`: datagrams to programs of other hosts that have this option go as datagram-iWARP on the program's own socket
+    #[arg(long, requires = "hosts")]
+    datagrams: bool,
     /// Other users whose programs may share rings with this one, if they name its user too: names, numbers, `@GROUP` or `any`. They get rings only, whatever
     /// `--mode` says
     #[arg(
@@ -174,6 +179,9 @@ fn prepare(args: &Args, command: &mut Command) -> Result<(), Failure> {
     if args.hosts {
         super::broker::ensure()?;
         command.env(weft_run::hosts::ENV, "bsdp");
+        if args.datagrams {
+            command.env(RUN_DATAGRAMS.name, "on");
+        }
     }
     let before = env::var_os("LD_PRELOAD").filter(|rest| !rest.is_empty());
     command.envs(variables(args, preload, before, users));

@@ -83,6 +83,24 @@ impl Host {
         })
     }
 
+    /// Waits until a UDP socket has the port.
+    pub(crate) fn wait_for_datagrams(&self, port: u16) {
+        let wanted = format!(":{port:04X}");
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let path = format!("/proc/{}/net/udp", self.pid());
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            let mut addrs = text
+                .lines()
+                .filter_map(|line| line.split_whitespace().nth(1));
+            if addrs.any(|addr| addr.ends_with(&wanted)) {
+                return;
+            }
+            assert!(Instant::now() < until, "no socket has port {port}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Waits until it does.
     pub(crate) fn wait_for(&self, port: u16) {
         let until = Instant::now() + Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Addresses in the form in which programs pass and receive them.
+//! Addresses in the form in which programs pass and receive them, and the destinations and sources of sends.
 //!
 //! # Safety
 //!
@@ -9,6 +9,19 @@ use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::iov::is_bad;
+use crate::kernel::borrowed;
+
+/// Flags of sends that a ring or a frame can carry out.
+pub(super) const EASY: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CONFIRM;
+
+/// Destination of a datagram.
+#[derive(Clone, Copy)]
+pub(crate) enum To {
+    Connected,
+    Addr(SocketAddr),
+    /// Only the kernel knows.
+    Unclear,
+}
 
 /// The destination of a send, of the socket's own family; `None` for one that the kernel had better look at.
 ///
@@ -120,4 +133,28 @@ pub(crate) unsafe fn put_pktinfo(header: &msghdr, to: IpAddr, v6: bool) -> (usiz
         std::ptr::copy_nonoverlapping(data.as_ptr(), at.add(head), told - head);
     }
     (space.min(room), whole > room)
+}
+
+/// The address that the kernel would send from.
+pub(super) fn source(fd: c_int, to: SocketAddr) -> Option<SocketAddr> {
+    let own = weft_sys::tcp::local_addr(borrowed(fd)).ok()?;
+    if !own.ip().to_canonical().is_unspecified() {
+        return Some(own);
+    }
+    let ip = routed(to)?;
+    Some(SocketAddr::new(ip, own.port()))
+}
+
+/// The address that a fresh socket gets when it is connected there.
+fn routed(to: SocketAddr) -> Option<IpAddr> {
+    let family = if to.is_ipv4() {
+        rustix::net::AddressFamily::INET
+    } else {
+        rustix::net::AddressFamily::INET6
+    };
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let socket =
+        rustix::net::socket_with(family, rustix::net::SocketType::DGRAM, flags, None).ok()?;
+    rustix::net::connect(&socket, &to).ok()?;
+    Some(weft_sys::tcp::local_addr(&socket).ok()?.ip())
 }

@@ -8,14 +8,17 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
-use super::{Dgram, POOL, Pool};
+use super::{Dgram, POOL, Pool, frames, parting};
 use crate::private::Held;
 use crate::table::{Entry, each_socket, put};
 use crate::{kernel, ledger, signal};
 
+/// Released in this order: that of frames is the first that is taken, and puts off the program's signal handlers, which may need the pool.
+type Both = (Option<Held<Pool>>, Option<Held<frames::Process>>);
+
 thread_local! {
     /// Held from before a fork until after it.
-    static HELD: Cell<Option<Held<Pool>>> = const { Cell::new(None) };
+    static HELD: Cell<Option<Both>> = const { Cell::new(None) };
 }
 
 pub(crate) fn before() {
@@ -25,7 +28,12 @@ pub(crate) fn before() {
             ledger::datagrams_stay(Why::Forked);
         }
     });
-    let _ = HELD.try_with(|held| held.set(POOL.lock_once()));
+    // In this order: a lock of frames is taken by threads that hold none of the pool.
+    let mut process = frames::before_fork();
+    let pool = POOL.lock_once();
+    // Under the locks no socket becomes new.
+    parting::shared(&mut process);
+    let _ = HELD.try_with(|held| held.set(Some((pool, process))));
 }
 
 pub(crate) fn in_parent() {
@@ -33,7 +41,10 @@ pub(crate) fn in_parent() {
 }
 
 pub(crate) fn in_child() {
-    let _ = HELD.try_with(Cell::take);
+    if let Ok(Some((pool, process))) = HELD.try_with(Cell::take) {
+        drop(pool);
+        frames::in_child(process);
+    }
     let mut fresh: Vec<(&'static Dgram, &'static Dgram)> = Vec::new();
     each_socket(|fd, old: &'static Dgram| {
         let known = fresh.iter().find(|(of, _)| std::ptr::eq(*of, old));
@@ -43,6 +54,10 @@ pub(crate) fn in_child() {
                 new.refs.store(0, Relaxed);
                 new.deaf.store(true, Relaxed);
                 new.plain.store(old.plain.load(Relaxed), Relaxed);
+                new.frameless.store(old.frameless.load(Relaxed), Relaxed);
+                new.doubtful.store(old.doubtful.load(Relaxed), Relaxed);
+                new.own_calls.store(old.own_calls.load(Relaxed), Relaxed);
+                new.msn.store(old.msn.load(Relaxed), Relaxed);
                 old.abandon();
                 new
             },
@@ -86,9 +101,14 @@ pub(crate) fn at_end() {
 
 /// Another program may get our sockets.
 pub(crate) fn before_exec() {
+    let mut inherited = Vec::new();
     each_socket(|number, d: &'static Dgram| {
-        if !d.is_plain() && !kernel::closes_on_exec(number) {
-            d.plain(Why::Exec);
+        if !kernel::closes_on_exec(number) {
+            inherited.push((number, d));
         }
     });
+    parting::hand_over(&inherited);
+    for (_, d) in inherited {
+        d.plain(Why::Exec);
+    }
 }

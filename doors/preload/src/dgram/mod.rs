@@ -11,13 +11,17 @@
 //! checks that the descriptor still is that socket. A lock marks its thread ([`Held`]): a signal handler of that thread takes no lock of the same socket.
 
 pub(crate) mod addr;
+mod buffer;
 pub(crate) mod fork;
+pub(crate) mod frames;
 pub(crate) mod io;
 pub(crate) mod options;
+mod parting;
 pub(crate) mod ready;
 pub(crate) mod rings;
 pub(crate) mod rx;
 pub(crate) mod tx;
+mod unframed;
 
 use libc::c_int;
 use std::ops::{Deref, DerefMut};
@@ -69,6 +73,23 @@ pub(crate) struct Dgram {
     pub(crate) received: AtomicU64,
     /// When senders were last looked for.
     pub(crate) looked: AtomicU64,
+    /// It sends no frames, and tells nobody that it takes them.
+    pub(crate) frameless: AtomicBool,
+    /// Number of the session with the broker in which it was told of, 0: none; and its cookie.
+    pub(crate) told: AtomicU32,
+    pub(crate) cookie: AtomicU64,
+    /// Its queue pair number; 0: not asked yet.
+    pub(crate) number: AtomicU32,
+    /// Frames may wait in it of which the broker does not know; none come after this time. 0: none wait.
+    pub(crate) doubtful: AtomicU64,
+    /// The broker is asked whether another host was told of it.
+    pub(crate) parting: AtomicBool,
+    /// Only the program's own calls receive from it.
+    pub(crate) own_calls: AtomicBool,
+    /// An error that a look has taken from the kernel; 0: none.
+    pub(crate) failed: AtomicI32,
+    /// Frames sent.
+    pub(crate) msn: AtomicU32,
     /// `SO_RCVTIMEO` in milliseconds; 0: none.
     pub(crate) patience: AtomicI64,
     /// Our end of the bell of all rings that come in; -1: none yet.
@@ -171,18 +192,27 @@ impl Dgram {
         self.rx().close_all();
     }
 
-    /// The kernel's for good.
+    /// The kernel's for good, as plain UDP.
     pub(crate) fn plain(&'static self, why: Why) {
+        frames::leave(self);
+        self.without_rings(why);
+    }
+
+    /// The kernel's for good.
+    pub(crate) fn without_rings(&'static self, why: Why) {
         if self.plain.swap(true, SeqCst) {
             return;
         }
-        ledger::datagrams_stay(why);
+        if !frames::may_go(self) {
+            ledger::datagrams_stay(why);
+        }
         self.deafen();
         self.tx().forget_all();
     }
 
     /// Its last descriptor is gone.
     fn recycle(&'static self) {
+        frames::leave(self);
         // The order is that of `rx::look`.
         let mut slow = self.slow();
         ready::leave_all(self, &mut slow);
@@ -205,9 +235,16 @@ impl Dgram {
             &self.has_once,
             &self.edge,
             &self.pktinfo,
+            &self.frameless,
+            &self.parting,
+            &self.own_calls,
         ] {
             flag.store(false, SeqCst);
         }
+        self.number.store(0, Relaxed);
+        self.doubtful.store(0, Relaxed);
+        self.failed.store(0, Relaxed);
+        self.msn.store(0, Relaxed);
         self.received.store(0, Relaxed);
         self.looked.store(0, Relaxed);
         self.patience.store(0, Relaxed);
@@ -238,6 +275,7 @@ pub(crate) fn follow(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
         let d = Dgram::new(domain == libc::AF_INET6, kind & libc::SOCK_NONBLOCK != 0);
         table::put(fd, Entry::socket(d));
         ledger::datagram_socket();
+        frames::followed();
     }
 }
 
@@ -255,11 +293,13 @@ pub(crate) fn forget(fd: c_int, d: &'static Dgram) {
 pub(crate) fn copied(d: &'static Dgram, new: c_int) {
     if !table::holds(new) {
         // Calls by that number would not be seen.
+        parting::hand_over(&[(new, d)]);
         return d.plain(Why::Descriptors);
     }
     d.refs.fetch_add(1, SeqCst);
     table::put(new, Entry::socket(d));
     if new <= libc::STDERR_FILENO {
+        parting::hand_over(&[(new, d)]);
         d.plain(Why::Stdio);
     }
 }
@@ -267,18 +307,27 @@ pub(crate) fn copied(d: &'static Dgram, new: c_int) {
 /// The socket is used in a way that is not followed.
 pub(crate) fn make_plain(fd: c_int, why: Why) {
     if let Some(d) = of(fd) {
+        if matches!(why, Why::Stdio | Why::Passed | Why::Exec | Why::Splice) {
+            parting::hand_over(&[(fd, d)]);
+        }
         d.plain(why);
     }
 }
 
 /// Moves all sockets to the kernel, because the library does not see what the process does from now on.
 pub(crate) fn everything_plain(why: Why) {
+    if matches!(why, Why::Sandbox | Why::IoUring) {
+        // What they receive is not looked at any more.
+        let mut all = Vec::new();
+        table::each_socket(|fd, d: &'static Dgram| all.push((fd, d)));
+        parting::hand_over(&all);
+    }
     table::each_socket(|_, d: &'static Dgram| d.plain(why));
 }
 
 /// The program wants the number of a descriptor of ours. Returns whether it was one of a UDP socket, which has moved.
 pub(crate) fn move_away(fd: c_int, to: c_int) -> bool {
-    let mut moved = false;
+    let mut moved = frames::own_moves(fd, to);
     table::each_socket(|_, d: &'static Dgram| moved = moved || d.own_moves(fd, to));
     moved
 }

@@ -10,13 +10,16 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
-use super::{Dgram, of, tx};
+use super::{Dgram, frames, of, parting, tx, unframed};
+use crate::iov::is_bad;
 use crate::kernel::{self, borrowed};
 use crate::{signal, table};
 
 /// The time limits with 64-bit times.
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPNS_NEW: c_int = 64;
 
 /// When the last datagram came: the lower half of the calls' numbers, which is the same for all widths of times.
 const SIOCGSTAMP: c_ulong = 0x8906;
@@ -89,6 +92,48 @@ fn is_harmless(level: c_int, name: c_int) -> bool {
     }
 }
 
+/// Options under which a frame is to the program what its datagram is: those that rings know, and others that do not concern the bytes. `IP_RECVERR` shows the
+/// program what it has sent.
+fn is_fit_for_frames(level: c_int, name: c_int) -> bool {
+    let shows_sent = matches!(
+        (level, name),
+        (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+    );
+    let others = match level {
+        libc::SOL_SOCKET => matches!(
+            name,
+            libc::SO_TIMESTAMP
+                | libc::SO_TIMESTAMPNS
+                | SO_TIMESTAMP_NEW
+                | SO_TIMESTAMPNS_NEW
+                | libc::SO_BINDTODEVICE
+                | libc::SO_MARK
+                | libc::SO_RXQ_OVFL
+                | libc::SO_DONTROUTE
+                | libc::SO_INCOMING_CPU
+                | libc::SO_PASSCRED
+        ),
+        libc::IPPROTO_IP => matches!(
+            name,
+            libc::IP_RECVTTL
+                | libc::IP_RECVTOS
+                | libc::IP_RECVORIGDSTADDR
+                | libc::IP_TRANSPARENT
+                | libc::IP_BIND_ADDRESS_NO_PORT
+        ),
+        libc::IPPROTO_IPV6 => matches!(
+            name,
+            libc::IPV6_RECVHOPLIMIT
+                | libc::IPV6_RECVTCLASS
+                | libc::IPV6_RECVORIGDSTADDR
+                | libc::IPV6_TRANSPARENT
+                | libc::IPV6_FREEBIND
+        ),
+        _ => false,
+    };
+    !shows_sent && (others || is_harmless(level, name))
+}
+
 fn number(value: *const c_void, len: socklen_t) -> c_int {
     match len {
         _ if value.is_null() => 0,
@@ -103,8 +148,16 @@ fn number(value: *const c_void, len: socklen_t) -> c_int {
 /// Follows an option that the kernel has accepted.
 pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) {
     let Some(d) = of(fd) else { return };
-    if !is_harmless(level, name) {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_PEEK_OFF) {
+        // It counts what a call looks at: the program's buffer, not one of ours.
+        parting::hand_over(&[(fd, d)]);
+        d.own_calls.store(true, SeqCst);
+    }
+    if !is_fit_for_frames(level, name) {
         return d.plain(Why::Option);
+    }
+    if !is_harmless(level, name) {
+        return d.without_rings(Why::Option);
     }
     let v6 = d.v6.load(Relaxed);
     match (level, name) {
@@ -123,11 +176,35 @@ pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, le
         (libc::IPPROTO_IP, libc::IP_PKTINFO) | (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO) => {
             // An IPv6 socket reports the destination of IPv4 datagrams in two ways, on request.
             if v6 != (level == libc::IPPROTO_IPV6) || d.inbound.load(SeqCst) {
-                return d.plain(Why::Option);
+                return d.without_rings(Why::Option);
             }
             d.pktinfo.store(number(value, len) != 0, SeqCst);
         }
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
+        | (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER)
+            if !matches!(
+                number(value, len),
+                libc::IP_PMTUDISC_DONT | libc::IP_PMTUDISC_WANT
+            ) =>
+        {
+            // The program looks for the longest packet itself.
+            frames::leave(d);
+        }
         _ => {}
+    }
+}
+
+/// Tells an error that a look has taken from the kernel, where it has none to tell.
+pub(crate) fn tell_error(fd: c_int, value: *mut c_void, len: *const socklen_t) {
+    let Some(d) = of(fd).filter(|d| d.failed.load(Relaxed) != 0) else {
+        return;
+    };
+    let value: *mut c_int = value.cast();
+    // SAFETY: the kernel has just written both.
+    if unsafe { len.read_unaligned() as usize >= size_of::<c_int>() && value.read_unaligned() == 0 }
+    {
+        // SAFETY: as above.
+        unsafe { value.write_unaligned(d.failed.swap(0, SeqCst)) };
     }
 }
 
@@ -141,6 +218,7 @@ pub(crate) unsafe fn ioctl(
     call: impl Fn() -> c_int,
 ) -> c_int {
     let out: *mut c_int = std::ptr::with_exposed_provenance_mut(arg as usize);
+    let is_frame = op == libc::FIONREAD && frames::looks_at(d) && !is_bad(out);
     if op == libc::FIONREAD && d.inbound.load(SeqCst) && !out.is_null() && !signal::is_inside(d) {
         let next = if d.is(fd) { d.rx().next_len(fd) } else { None };
         if let Some(len) = next {
@@ -150,15 +228,22 @@ pub(crate) unsafe fn ioctl(
         }
     }
     let rc = call();
+    if rc == 0
+        && is_frame
+        && let Some(len) = unframed::next_len(fd, d)
+    {
+        // SAFETY: the kernel has just written it.
+        unsafe { out.write_unaligned(len as c_int) };
+    }
     if rc == 0 && op == libc::FIONBIO && !out.is_null() {
         // SAFETY: the kernel has just read it.
         d.nonblock
             .store(unsafe { out.read_unaligned() } != 0, SeqCst);
     } else if rc == 0 && matches!(op & 0xffff, SIOCGSTAMP | SIOCGSTAMPNS) {
         // From now on the kernel notes when datagrams come.
-        d.plain(Why::Option);
+        d.without_rings(Why::Option);
     } else if rc == 0 && matches!(op, FIOSETOWN | SIOCSPGRP | FIOASYNC) {
-        d.plain(Why::Option);
+        d.without_rings(Why::Option);
     }
     rc
 }
@@ -167,6 +252,7 @@ pub(crate) unsafe fn ioctl(
 pub(crate) fn connected(fd: c_int) {
     let Some(d) = of(fd) else { return };
     tx::readdressed(d);
+    frames::readdressed(d);
     // From now on datagrams from others are refused; the kernel keeps those that it has, and so do the rings.
     d.rx().close_all();
     bound(fd);
@@ -184,12 +270,22 @@ pub(crate) fn bound(fd: c_int) {
             && peer.is_none_or(|peer| peer == from)
     };
     table::each_socket(|number, other: &'static Dgram| {
-        if std::ptr::eq(d, other) || !other.inbound.load(SeqCst) || signal::is_inside(other) {
+        if std::ptr::eq(d, other) || signal::is_inside(other) {
+            return;
+        }
+        let (has_rings, is_framed) = (other.inbound.load(SeqCst), parting::may_get_frames(other));
+        if !has_rings && !is_framed {
             return;
         }
         let port = *port.get_or_insert_with(|| kernel::local_port(fd));
-        if port.is_some() && kernel::local_port(number) == port {
+        if port.is_none() || kernel::local_port(number) != port {
+            return;
+        }
+        if has_rings {
             other.rx().close_those(takes);
+        }
+        if is_framed {
+            parting::beside(d, other);
         }
     });
 }

@@ -13,7 +13,7 @@ use weft_run::dgram as rules;
 use weft_run::meet::Why;
 
 use super::rings::{Out, Rx, SENDER, Step};
-use super::{Dgram, now_ms, ready};
+use super::{Dgram, frames, now_ms, ready, unframed};
 use crate::hidden::Own;
 use crate::kernel::{self, borrowed, entry};
 use crate::{clock, hidden, ledger, set_errno, settings, signal};
@@ -24,7 +24,7 @@ const MAX_SILENT: usize = 4;
 const MAX_TURNS: u32 = 16;
 
 /// Flags of receives that only the kernel answers.
-const KERNEL_ONLY: c_int = libc::MSG_ERRQUEUE | libc::MSG_OOB;
+pub(super) const KERNEL_ONLY: c_int = libc::MSG_ERRQUEUE | libc::MSG_OOB;
 
 /// Receives a datagram. `kernel` is the program's own call with flags added.
 ///
@@ -40,6 +40,9 @@ pub(crate) unsafe fn receive(
     if flags & KERNEL_ONLY != 0 {
         return kernel(0);
     }
+    // SAFETY: the caller's promise.
+    let framed = |more| unsafe { unframed::receive(fd, d, out, flags | more) };
+    let kernel = if frames::looks_at(d) { &framed } else { kernel };
     if let Some(waiting) = ready::kernel_alone(d) {
         let n = kernel(0);
         drop(waiting);
@@ -221,12 +224,15 @@ fn precise_ms() -> i64 {
     clock::now_ms().cast_signed()
 }
 
-/// Receives many by one call of the kernel's. `None`: there are rings to look at.
+/// Receives many by one call of the kernel's. `None`: there are rings or frames to look at.
 pub(crate) fn receive_many(
     fd: c_int,
     d: &'static Dgram,
     call: impl FnOnce() -> c_int,
 ) -> Option<c_int> {
+    if frames::looks_at(d) {
+        return None;
+    }
     let waiting = ready::kernel_alone(d)?;
     let n = call();
     drop(waiting);
@@ -243,7 +249,11 @@ pub(crate) fn receive_many(
 fn received(fd: c_int, d: &'static Dgram) {
     let n = d.received.fetch_add(1, Relaxed) + 1;
     let first = settings::first_look();
-    if n < first || d.is_deaf() {
+    if n < first {
+        return;
+    }
+    frames::used(fd, d);
+    if d.is_deaf() {
         return;
     }
     if n > first + 32 && !n.is_multiple_of(64) {

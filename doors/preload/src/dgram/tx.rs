@@ -5,7 +5,7 @@
 //! The program's buffers are as its call says.
 
 use libc::{c_int, iovec, ssize_t};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
 use weft_ring::stream::{Published, Stream};
@@ -13,8 +13,9 @@ use weft_run::dgram::{self as rules, AFTER_KERNEL, CHECK_MS, HEADER, MAX_DATAGRA
 use weft_run::meet::Why;
 use weft_run::pace;
 
+use super::addr::{EASY, To, source};
 use super::rings::{SENDER, ring};
-use super::{Dgram, now_ms};
+use super::{Dgram, frames, now_ms};
 use crate::hidden::Own;
 use crate::iov::{copy_pieces, total};
 use crate::kernel::borrowed;
@@ -27,9 +28,6 @@ const RING_BYTES: u32 = 256 << 10;
 /// How often a send that may wait looks for room in a full ring, and how many of these times it only lets others run: about 20 ms in all.
 const PAUSES: u32 = 32;
 const YIELDS: u32 = 8;
-/// Flags of sends that a ring can carry out.
-const EASY: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CONFIRM;
-
 enum State {
     /// Over the kernel; looked at from time to time.
     New,
@@ -80,6 +78,7 @@ pub(crate) struct Tx {
     hand: usize,
     /// Of a connected socket; `None`: not asked yet.
     connected: Option<SocketAddr>,
+    pub(super) frames: frames::Dests,
 }
 
 impl Drop for Offered {
@@ -171,7 +170,7 @@ impl Tx {
     }
 
     /// The destination of a connected socket. Another process that has the socket may connect it anew.
-    fn connected(&mut self, fd: c_int, is_shared: bool) -> Option<SocketAddr> {
+    pub(super) fn connected(&mut self, fd: c_int, is_shared: bool) -> Option<SocketAddr> {
         if self.connected.is_none() || is_shared {
             let errno = crate::errno();
             let peer = weft_sys::tcp::peer_addr(borrowed(fd)).ok();
@@ -185,15 +184,6 @@ impl Tx {
         }
         self.connected
     }
-}
-
-/// Destination of a datagram.
-#[derive(Clone, Copy)]
-pub(crate) enum To {
-    Connected,
-    Addr(SocketAddr),
-    /// Only the kernel knows.
-    Unclear,
 }
 
 /// Sends a datagram by a ring. `None`: it is for the kernel to send.
@@ -415,6 +405,8 @@ fn advance(fd: c_int, d: &'static Dgram, dest: &mut Dest) {
                 Ok(Some(offered)) => State::Offered(Box::new(offered)),
                 Ok(None) if n < pace::LAST_LOOK => State::New,
                 Ok(None) => never(Why::NoPeer),
+                // Frames may go there.
+                Err(Why::Elsewhere) if frames::may_go(d) => State::Never,
                 Err(why) => never(why),
             };
         }
@@ -428,30 +420,6 @@ fn advance(fd: c_int, d: &'static Dgram, dest: &mut Dest) {
 fn never(why: Why) -> State {
     ledger::datagrams_stay(why);
     State::Never
-}
-
-/// The address that the kernel would send from.
-fn source(fd: c_int, to: SocketAddr) -> Option<SocketAddr> {
-    let own = weft_sys::tcp::local_addr(borrowed(fd)).ok()?;
-    if !own.ip().to_canonical().is_unspecified() {
-        return Some(own);
-    }
-    let ip = routed(to)?;
-    Some(SocketAddr::new(ip, own.port()))
-}
-
-/// The address that a fresh socket gets when it is connected there.
-fn routed(to: SocketAddr) -> Option<IpAddr> {
-    let family = if to.is_ipv4() {
-        rustix::net::AddressFamily::INET
-    } else {
-        rustix::net::AddressFamily::INET6
-    };
-    let flags = rustix::net::SocketFlags::CLOEXEC;
-    let socket =
-        rustix::net::socket_with(family, rustix::net::SocketType::DGRAM, flags, None).ok()?;
-    rustix::net::connect(&socket, &to).ok()?;
-    Some(weft_sys::tcp::local_addr(&socket).ok()?.ip())
 }
 
 fn offer(fd: c_int, d: &'static Dgram, to: SocketAddr) -> Result<Option<Offered>, Why> {
