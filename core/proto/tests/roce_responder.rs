@@ -99,6 +99,25 @@ fn memory_that_has_gone_under_a_repeated_answer_ends_no_connection() {
     }
 }
 
+/// As on a busy machine, where the peer asks again while the answer is being sent.
+#[test]
+fn memory_that_goes_under_an_answer_that_was_never_whole_ends_the_connection() {
+    for again in [read(100, 0, 600), read(101, 256, 344)] {
+        let mut conn = connection();
+        conn.rx(T0, &read(100, 0, 600), 0);
+        conn.accept_read();
+        let mut raw = Vec::new();
+        conn.next_tx(T0, &mut raw).expect("the first packet");
+        conn.next_tx(T0, &mut raw).expect("the second one");
+        assert_eq!(conn.rx(T0, &again, 0), Rx::Nothing);
+        conn.next_tx(T0, &mut raw).expect("a packet again");
+        conn.source_gone();
+        let nak = Syndrome::Nak(NakCode::RemoteAccess);
+        assert_eq!(sent(&mut conn), [(again.psn, Some(nak))]);
+        assert_eq!(conn.state(), State::Failed);
+    }
+}
+
 #[test]
 fn memory_that_goes_before_a_later_refusal_is_told_of_instead() {
     let mut conn = connection();

@@ -2025,6 +2025,30 @@ static void domains_by_file(void) {
     CHECK(ibv_close_device(context) == 0 && ibv_close_device(iwarp) == 0);
 }
 
+/* With RoCE alone the device does not say that it has XRC, and every call for it says so. */
+static void xrc_as_told(void) {
+    const char *wire = getenv("WEFT_IB_WIRE");
+    const int has = !wire || strcmp(wire, "roce");
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    struct ibv_device_attr_ex told;
+    MUST(ibv_query_device_ex(h.context, NULL, &told) == 0);
+    CHECK(!(told.orig_attr.device_cap_flags & IBV_DEVICE_XRC) == !has);
+    CHECK(!(told.device_cap_flags_ex & IBV_DEVICE_XRC) == !has && !told.xrc_odp_caps == !has);
+    struct ibv_qp_init_attr init = attributes(&h);
+    init.qp_type = IBV_QPT_XRC_SEND;
+    init.recv_cq = NULL;
+    if (has) {
+        struct ibv_xrcd *xrcd = domain_of(h.context, -1, O_CREAT);
+        struct ibv_qp *qp = ibv_create_qp(h.pd, &init);
+        CHECK(xrcd && ibv_close_xrcd(xrcd) == 0 && qp && ibv_destroy_qp(qp) == 0);
+    } else {
+        NO(domain_of(h.context, -1, O_CREAT), EOPNOTSUPP);
+        NO(ibv_create_qp(h.pd, &init), EOPNOTSUPP);
+    }
+    half_close(&h);
+}
+
 /* Two queues in two protection domains for one target queue pair: each message reaches the queue that it names. */
 static void xrc(void) {
     struct half a, b, c;
@@ -2938,6 +2962,7 @@ static const struct named_case cases[] = {{"devices", devices},
              {"completion_events", completion_events},
              {"cancelled", cancelled},
              {"domains_by_file", domains_by_file},
+             {"xrc_as_told", xrc_as_told},
              {"xrc", xrc},
              {"opened", opened},
              {"counter_values", counter_values},

@@ -4,6 +4,7 @@
 //! what it prints. When our side of that connection closes, the guest powers off. A second connection has a shell of its own: it says what a command that
 //! does not end waits for, and kills it.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -185,6 +186,12 @@ impl Guest {
         let doors = [(); 2].map(|()| TcpListener::bind((ours, 0)).expect("a listening socket"));
         let addrs = [&doors[0], &doors[1]].map(|door| door.local_addr().expect("its address"));
         let script = tempfile::NamedTempFile::new().expect("a temporary file");
+        // On a busy machine the guest's question for our hardware address has no answer in time, and a connection would not be tried again.
+        let first = if ours == HOST {
+            format!("until ping -c 1 -W 2 {HOST} >/dev/null 2>&1; do sleep 1; done\n")
+        } else {
+            String::new()
+        };
         let text = format!(
             "shell() {{ mkfifo /tmp/$1-lines /tmp/$1-answers; n=0\n\
              while read -r line; do\n\
@@ -193,8 +200,9 @@ impl Guest {
              echo $! >/tmp/$1-pid\n\
              nc {HOST} $2 >/tmp/$1-lines </tmp/$1-answers; }}\n\
              cat >/tmp/stuck.sh <<'END'\n{}END\n\
-             shell side {} & shell main {}\n",
+             {}shell side {} & shell main {}\n",
             include_str!("stuck.sh"),
+            first,
             addrs[1].port(),
             addrs[0].port(),
         );
@@ -315,6 +323,33 @@ impl Guest {
 }
 
 impl Guest {
+    /// Copy programs and libraries of ours to their own places in the guest, with the libraries that they are linked with.
+    ///
+    /// # Panics
+    /// When a file cannot be read, or they have not come over within `limit`.
+    pub fn put_linked(&mut self, files: &[PathBuf], limit: Duration) {
+        let linked = Command::new("ldd").args(files).output().expect("ldd");
+        let linked = String::from_utf8_lossy(&linked.stdout).into_owned();
+        let mut all: BTreeSet<_> = files.iter().map(PathBuf::as_path).collect();
+        all.extend(linked.lines().filter_map(|line| {
+            // `NAME => PATH (ADDRESS)`, the dynamic loader without a name.
+            let path = line.split_once("=> ").map_or(line, |(_, path)| path);
+            let path = Path::new(path.trim().split(' ').next()?);
+            (path.is_absolute() && path.is_file()).then_some(path)
+        }));
+        let archive = tempfile::NamedTempFile::new().expect("a temporary file");
+        let mut tar = Command::new("tar");
+        tar.args(["--dereference", "--hard-dereference", "-cPf"])
+            .arg(archive.path())
+            .args(all);
+        let packed = tar.output().expect("tar");
+        let why = String::from_utf8_lossy(&packed.stderr);
+        assert!(packed.status.success(), "tar: {why}");
+        self.put(archive.path(), "/tmp/linked.tar", limit);
+        let unpack = "tar -xf /tmp/linked.tar -C / && rm /tmp/linked.tar";
+        self.must(unpack, limit);
+    }
+
     /// Have it power off; returns its console.
     fn end(&mut self) -> String {
         for shell in [&self.side, &self.shell] {

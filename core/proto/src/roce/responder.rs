@@ -544,20 +544,21 @@ impl<W> Connection<W> {
                 if !same {
                     return;
                 }
-                let answer = Out::Read {
+                let answer = |again| Out::Read {
                     psn,
                     rkey,
                     va: reth.va,
                     left: reth.len,
                     first: true,
-                    again: true,
+                    again,
                 };
                 let in_progress = self.out.iter_mut().find(
                     |out| matches!(out, Out::Read { psn, .. } if is_within(*psn, first, packets)),
                 );
                 match in_progress {
-                    Some(out) => *out = answer,
-                    None => self.out.push_back(answer),
+                    // What was never sent whole, the peer cannot have.
+                    Some(out) => *out = answer(out.is_again()),
+                    None => self.out.push_back(answer(true)),
                 }
             }
             _ => {}

@@ -79,7 +79,8 @@ impl Base {
         let persona = pd.ctx.which == Which::Persona;
         match common.qp_type {
             IBV_QPT_RC => {}
-            IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_XRC_SEND if persona => {}
+            IBV_QPT_UC | IBV_QPT_UD if persona => {}
+            IBV_QPT_XRC_SEND if persona => wire::needs_xrc()?,
             // `ibv_create_qp` cannot pass its XRC domain.
             IBV_QPT_XRC_RECV if persona => return Err(Errno::INVAL),
             IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV

@@ -224,7 +224,10 @@ fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B
         | IBV_DEVICE_MEM_MGT_EXTENSIONS;
     if which == Which::Persona {
-        attr.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_XRC;
+        attr.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
+        if wire::has_xrc() {
+            attr.device_cap_flags |= IBV_DEVICE_XRC;
+        }
         attr.max_ah = int(MAX_AHS);
         attr.max_mcast_grp = int(MAX_MEMBERS);
         attr.max_mcast_qp_attach = int(MAX_MEMBERS);
@@ -294,7 +297,9 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             let all = &mut filled.odp_caps.per_transport_caps;
             all.ud_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
             all.uc_odp_caps = all.ud_odp_caps | IBV_ODP_SUPPORT_WRITE;
-            filled.xrc_odp_caps = all.rc_odp_caps;
+            if wire::has_xrc() {
+                filled.xrc_odp_caps = all.rc_odp_caps;
+            }
         }
         filled.max_dm_size = MAX_DM as u64;
         filled.completion_timestamp_mask = u64::MAX;

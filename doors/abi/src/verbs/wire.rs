@@ -52,6 +52,22 @@ pub(crate) fn has_roce() -> bool {
     asked() != Wire::Persona
 }
 
+/// True if `weft_ib0` has XRC, which is iWARP or shared memory and reaches only peers on weft: with RoCE alone that is not what the program was promised.
+pub(crate) fn has_xrc() -> bool {
+    asked() != Wire::Roce
+}
+
+/// `EOPNOTSUPP`, with what to do, on a device without XRC.
+pub(crate) fn needs_xrc() -> Result<(), Errno> {
+    if has_xrc() {
+        return Ok(());
+    }
+    tracing::warn!(
+        "XRC is not supported over RoCE: use RC, or WEFT_IB_WIRE=auto (`--wire auto`), where XRC reaches peers on weft"
+    );
+    Err(Errno::OPNOTSUPP)
+}
+
 /// A choice, and the reason for it.
 pub(crate) type Choice = (Wire, &'static str);
 

@@ -14,6 +14,7 @@ use super::object::{Inherited, Kind as _, PerFork, find, kind, lock};
 use super::params::read_param;
 use super::types::*;
 use super::users::{Users, end_unused};
+use super::wire;
 use crate::call::pointer;
 
 /// The object behind an `ibv_xrcd`.
@@ -96,6 +97,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
         if !context.ctx.is_persona() {
             return Err(Errno::OPNOTSUPP);
         }
+        wire::needs_xrc()?;
         let flags = OFlags::from_bits_truncate(attr.oflags as u32);
         let body = Xrcd {
             ctx: Arc::clone(&context.ctx),

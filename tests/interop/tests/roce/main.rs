@@ -1,6 +1,8 @@
 //! The machines of RoCE v2 against the kernel's `rxe` in a guest, on a tap device in a network namespace of its own: the ICRC covers addresses,
 //! so nothing may translate them.
 
+mod stacks;
+
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
@@ -105,6 +107,7 @@ fn in_a_network_of_its_own() {
     programs(&mut guest);
     managed_programs(&mut guest);
     groups(&mut guest);
+    stacks::stacks(&mut guest);
     bad_network(&mut guest);
 }
 
@@ -501,17 +504,28 @@ fn one_address() {
     mpi(&weft);
 }
 
-/// A ring of ranks on Open MPI and UCX, all at one address.
-fn mpi(weft: &Weft) {
-    if !have(&[("mpicc", "libopenmpi-dev"), ("mpirun", "openmpi-bin")]) {
-        return;
+/// The program of MPI, built in this folder.
+fn ring(folder: &Path) -> Option<String> {
+    if !have(&[
+        ("mpicc.openmpi", "libopenmpi-dev"),
+        ("mpirun.openmpi", "openmpi-bin"),
+    ]) {
+        return None;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let program = folder.path().join("ring").display().to_string();
+    let program = folder.join("ring").display().to_string();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/ring.c");
     Weft::bare()
-        .run(&format!("mpicc -o {program} {source}"))
+        .run(&format!("mpicc.openmpi -o {program} {source}"))
         .good();
+    Some(program)
+}
+
+/// A ring of ranks on Open MPI and UCX, all at one address.
+fn mpi(weft: &Weft) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(program) = ring(folder.path()) else {
+        return;
+    };
     let weft = weft
         .clone()
         .env("UCX_TLS", "rc_verbs,ud_verbs,self")
@@ -521,7 +535,7 @@ fn mpi(weft: &Weft) {
     for ranks in [2, 3] {
         let before = datagrams();
         let options = "--oversubscribe --mca pml ucx --mca pml_ucx_tls any --mca pml_ucx_devices any --mca btl ^openib,tcp,vader";
-        let done = weft.run(&format!("mpirun {options} -n {ranks} {program}"));
+        let done = weft.run(&format!("mpirun.openmpi {options} -n {ranks} {program}"));
         done.good().says(&format!("{ranks} ranks, all bytes right"));
         let sent = datagrams() - before;
         assert!(sent > 100, "{ranks} ranks: {sent} datagrams");
