@@ -101,7 +101,7 @@ fn parse_loss(text: &str) -> std::result::Result<u32, String> {
 }
 
 /// Reads a rate in bits per second.
-fn parse_rate(text: &str) -> std::result::Result<u64, String> {
+pub(crate) fn parse_rate(text: &str) -> std::result::Result<u64, String> {
     let bad =
         || format!("'{text}' is not a rate: write bits per second, or a number with k, M or G");
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

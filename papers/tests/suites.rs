@@ -313,6 +313,31 @@ fn messages_between_ranks() {
     assert!(page.contains("What was measured"));
 }
 
+/// The same between two hosts, with a real mpirun on each.
+#[test]
+fn messages_between_hosts() {
+    if !has("weft") || !has("mpirun.openmpi") || !has("mpicc.openmpi") || !has("nsenter") {
+        return;
+    }
+    if let Err(error) = weft_link::Link::new(weft_link::Shape::default(), 1500) {
+        eprintln!("skipped: {error}");
+        return;
+    }
+    let words = "mpi --mpi openmpi --transport tcp --hosts 2 --size 8 --ranks 2 --kernel is";
+    let (text, page) = suite(&format!("{words} --rounds 10 --runs 1"));
+    let of = |what: &str| {
+        let lines = lines(&text);
+        let line = lines.iter().find(|line| line["what"] == what);
+        let line = line.unwrap_or_else(|| panic!("{what}: {text}"));
+        assert_eq!(line["mpi"], "openmpi, 2 hosts");
+        line["median"].as_f64().unwrap()
+    };
+    // A packet is under way for 50 µs: the ranks are on two hosts.
+    assert!(of("time one way, µs") > 50.0, "{text}");
+    assert!(of("is S, s") > 0.0);
+    assert!(page.contains("openmpi, 2 hosts"));
+}
+
 /// The pages of results that are kept are made without a measurement, and the same from what they write.
 #[test]
 fn kept_results() {

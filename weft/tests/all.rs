@@ -20,6 +20,7 @@ mod media_live;
 mod media_players;
 mod mitm;
 mod mpi;
+mod mpi_hosts;
 mod pages;
 mod program;
 mod rnic;

@@ -2,9 +2,10 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
+use std::str::FromStr;
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
@@ -59,6 +60,78 @@ impl InterfaceAddress {
         // SAFETY: a C string.
         unsafe { libc::if_nametoindex(self.name.as_ptr()) }
     }
+}
+
+/// An address, or a network: an address and the number of its bits that all addresses of the network share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    ip: IpAddr,
+    bits: u8,
+}
+
+impl Network {
+    /// The only address, if it is not a network.
+    #[must_use]
+    pub fn single(&self) -> Option<IpAddr> {
+        (self.bits == width(self.ip)).then_some(self.ip)
+    }
+
+    /// Whether the address is in it.
+    #[must_use]
+    pub fn has(&self, ip: IpAddr) -> bool {
+        let bits = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => u128::from(u32::from(ip)) << 96,
+            IpAddr::V6(ip) => u128::from(ip),
+        };
+        let rest = u128::BITS - u32::from(self.bits);
+        let differ = bits(self.ip) ^ bits(ip);
+        self.ip.is_ipv4() == ip.is_ipv4() && differ.checked_shr(rest).unwrap_or(0) == 0
+    }
+}
+
+/// Bits of an address.
+fn width(ip: IpAddr) -> u8 {
+    if ip.is_ipv4() { 32 } else { 128 }
+}
+
+/// No network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoNetwork;
+
+impl FromStr for Network {
+    type Err = NoNetwork;
+
+    fn from_str(text: &str) -> Result<Network, NoNetwork> {
+        let (ip, bits) = match text.split_once('/') {
+            Some((ip, bits)) => (ip, Some(bits.parse().map_err(|_| NoNetwork)?)),
+            None => (text, None),
+        };
+        let ip = ip.parse().map_err(|_| NoNetwork)?;
+        let bits = bits.unwrap_or(width(ip));
+        let network = Network { ip, bits };
+        (bits <= width(ip)).then_some(network).ok_or(NoNetwork)
+    }
+}
+
+/// The address by which other hosts reach this one: the first of an interface that is up, IPv4 before IPv6, neither loopback nor link-local; with a network, the
+/// first in it of any kind. `None`: this host has none.
+#[must_use]
+pub fn far_address(within: Option<Network>) -> Option<IpAddr> {
+    if let Some(ip) = within.and_then(|network| network.single()) {
+        return Some(ip);
+    }
+    let link_local = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => Ipv6Addr::is_unicast_link_local(&ip),
+    };
+    let fits = |address: &InterfaceAddress| match within {
+        Some(network) => network.has(address.ip),
+        None => !address.is_loopback() && !link_local(address.ip),
+    };
+    let all = addresses().unwrap_or_default().into_iter();
+    let found = all.filter(|address| address.is_up() && fits(address));
+    // The first one of the preferred family.
+    found.map(|address| address.ip).min_by_key(IpAddr::is_ipv6)
 }
 
 /// The IP addresses of all interfaces, in the kernel's order. An address that two interfaces have is there twice.
@@ -252,5 +325,38 @@ mod tests {
         good[HEADER..][..4].copy_from_slice(&(-libc::ENETUNREACH).to_ne_bytes());
         let error = interface(&good).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENETUNREACH));
+    }
+
+    #[test]
+    fn a_network_has_the_addresses_with_its_first_bits() {
+        let has = |network: &str, ip: &str| {
+            let network: Network = network.parse().unwrap();
+            network.has(ip.parse().unwrap())
+        };
+        assert!(has("10.1.2.3/8", "10.9.9.9") && !has("10.0.0.0/8", "11.0.0.0"));
+        assert!(has("0.0.0.0/0", "255.1.1.1") && !has("0.0.0.0/0", "::1"));
+        assert!(has("10.0.0.1", "10.0.0.1") && !has("10.0.0.1/32", "10.0.0.0"));
+        assert!(has("fd00:7::/32", "fd00:7:1::1") && !has("fd00:7::/32", "fd00:8::1"));
+        assert!(has("::/0", "fd00::1") && !has("::/0", "10.0.0.1"));
+        assert!(has("fd00::1/128", "fd00::1") && !has("fd00::1/128", "fd00::2"));
+        for bad in [
+            "",
+            "/",
+            "10.0.0.0/33",
+            "::/129",
+            "10.0.0.0/",
+            "10/8",
+            "10.0.0.0/-1",
+            "a/8",
+        ] {
+            assert_eq!(bad.parse::<Network>(), Err(NoNetwork), "{bad}");
+        }
+        let single = |text: &str| text.parse::<Network>().unwrap().single();
+        assert!(single("10.0.0.1").is_some() && single("10.0.0.1/31").is_none());
+        let lo = "127.0.0.0/8".parse().unwrap();
+        assert_eq!(far_address(Some(lo)), Some([127, 0, 0, 1].into()));
+        let documentation = "192.0.2.0/24".parse().unwrap();
+        assert_eq!(far_address(Some(documentation)), None);
+        assert!(far_address(None).is_none_or(|ip| !ip.is_loopback()));
     }
 }

@@ -2,9 +2,11 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+
+use crate::interfaces::{Network, far_address};
 
 /// A variable, and the values that it accepts.
 #[derive(Debug)]
@@ -20,7 +22,7 @@ enum Accepts {
     List(&'static [&'static str]),
     Number(RangeInclusive<u64>),
     Percent(u8),
-    Ip,
+    Network,
     Users,
 }
 
@@ -51,8 +53,8 @@ pub const IB_WIRE: Setting = setting("WEFT_IB_WIRE", Accepts::One(&["weft", "roc
 pub const FI_RC: Setting = setting("WEFT_FI_RC", Accepts::Number(0..=64));
 /// MPI's provider: messages that are longer go by RDMA Write.
 pub const FI_RENDEZVOUS: Setting = setting("WEFT_FI_RENDEZVOUS", Accepts::Number(64..=1 << 20));
-/// MPI's provider: the address of the endpoint.
-pub const FI_ADDR: Setting = setting("WEFT_FI_ADDR", Accepts::Ip);
+/// MPI: the address of a process, or a network that has it.
+pub const FI_ADDR: Setting = setting("WEFT_FI_ADDR", Accepts::Network);
 /// MPI's provider: packets to drop, to send twice, and to delay.
 pub const FI_DROP: Setting = setting("WEFT_FI_DROP", Accepts::Percent(50));
 #[expect(missing_docs, reason = "see above")]
@@ -105,7 +107,7 @@ pub const FAULTS: FileSetting = FileSetting("WEFT_FAULTS");
 /// Files of programs on weft.
 pub const FILES: [&FileSetting; 4] = [&LOCAL_DIR, &TLS_KEY, &TLS_PEERS, &FAULTS];
 /// Those of programs on the drop-in libraries.
-pub const OF_VERBS: [&Setting; 8] = [
+pub const OF_VERBS: [&Setting; 9] = [
     &LOCAL,
     &TLS,
     &STAT,
@@ -114,6 +116,7 @@ pub const OF_VERBS: [&Setting; 8] = [
     &CRC,
     &PEER_DEATH,
     &IB_WIRE,
+    &FI_ADDR,
 ];
 /// Those of MPI's provider.
 pub const OF_FI: [&Setting; 10] = [
@@ -210,7 +213,7 @@ impl Setting {
             Accepts::Percent(most) => text
                 .parse::<f64>()
                 .is_ok_and(|percent| (0.0..=f64::from(*most)).contains(&percent)),
-            Accepts::Ip => text.parse::<IpAddr>().is_ok(),
+            Accepts::Network => text.parse::<Network>().is_ok(),
             Accepts::Users => users(text).is_some(),
         }
     }
@@ -228,7 +231,7 @@ impl Setting {
                 format!("a whole number from {} to {}", range.start(), range.end())
             }
             Accepts::Percent(most) => format!("a number from 0 to {most}"),
-            Accepts::Ip => "an IP address".to_owned(),
+            Accepts::Network => "an IP address, or a network such as 10.0.0.0/8".to_owned(),
             Accepts::Users => "numbers of users with commas, or any".to_owned(),
         }
     }
@@ -250,6 +253,23 @@ pub fn users(text: &str) -> Option<Users> {
     }
     let numbers = text.split(',').map(str::parse);
     numbers.collect::<Result<_, _>>().ok().map(Users::These)
+}
+
+/// The address that [`FI_ADDR`] says, or the usual one for other hosts, or that of the loopback interface.
+///
+/// # Errors
+/// A value that is not accepted, or a network in which this host has no address.
+pub fn mpi_address() -> Result<IpAddr, Wrong> {
+    let within = FI_ADDR.parse()?;
+    match (far_address(within), FI_ADDR.read()?) {
+        (Some(ip), _) => Ok(ip),
+        (None, None) => Ok(Ipv4Addr::LOCALHOST.into()),
+        (None, Some(value)) => Err(Wrong {
+            name: FI_ADDR.name,
+            value: value.into(),
+            accepted: "a network in which this host has an address".to_owned(),
+        }),
+    }
 }
 
 /// The variables of these with a value that is not accepted.
@@ -313,7 +333,12 @@ mod tests {
                 "WEFT_FI_DROP=51: it has to be a number from 0 to 50",
             ),
             (&FI_ADDR, "::1", "::1"),
-            (&FI_ADDR, "x", "WEFT_FI_ADDR=x: it has to be an IP address"),
+            (&FI_ADDR, "10.0.0.0/8", "10.0.0.0/8"),
+            (
+                &FI_ADDR,
+                "x",
+                "WEFT_FI_ADDR=x: it has to be an IP address, or a network such as 10.0.0.0/8",
+            ),
         ] {
             assert_eq!(of(setting, value), said);
         }

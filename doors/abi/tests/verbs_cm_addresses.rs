@@ -11,6 +11,7 @@ use std::net::TcpListener;
 use std::ptr::{null, null_mut};
 
 use crate::cm::{Channel, errno, failed, loopback, refused, sockaddr, worked};
+use weft_abi::address;
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;
@@ -220,6 +221,27 @@ fn names_are_looked_up_as_asked() {
         assert_eq!((*found).ai_port_space, RDMA_PS_TCP as c_int);
         assert!((*found).ai_src_len > 0 && (*found).ai_next.is_null());
         rdma_freeaddrinfo(found);
+        rdma_freeaddrinfo(found);
+        // As libfabric asks for the address of a process for all peers. `WEFT_FI_ADDR` is not set.
+        worked(rdma_getaddrinfo(
+            name.as_ptr(),
+            null(),
+            &raw const hints,
+            &raw mut found,
+        ));
+        let far = weft_verbs::settings::mpi_address().unwrap();
+        let src = address::read((*found).ai_src_addr, (*found).ai_src_len);
+        assert_eq!(src.unwrap().ip(), far);
+        rdma_freeaddrinfo(found);
+        // With a port it is the name that everybody knows.
+        worked(rdma_getaddrinfo(
+            name.as_ptr(),
+            port.as_ptr(),
+            &raw const hints,
+            &raw mut found,
+        ));
+        let src = address::read((*found).ai_src_addr, (*found).ai_src_len);
+        assert!(src.unwrap().ip().is_loopback());
         rdma_freeaddrinfo(found);
         hints.ai_qp_type = IBV_QPT_UD as c_int;
         hints.ai_port_space = RDMA_PS_TCP as c_int;

@@ -446,6 +446,14 @@ impl Inner {
         if now.saturating_sub(state.ticked) >= TICK {
             state.ticked = now;
             state.machine.tick(&mut state.memory, now);
+            for peer in state.machine.take_silent() {
+                // The user of the job is to know it at any level of the log.
+                eprintln!(
+                    "weft: no packet has come from {} in answer: does a firewall keep UDP out, or is it an address that this host does not reach? \
+                     WEFT_FI_ADDR=NETWORK/BITS says in which network each rank takes its address",
+                    state.peers[peer].addr
+                );
+            }
             state.connections.tick(now);
         }
         self.take_offers(state);

@@ -141,6 +141,7 @@ pub struct Machine {
     /// The number of peers that the program has not named, and those of them that have ended, in that order.
     strangers: usize,
     gone_strangers: VecDeque<PeerId>,
+    silent: Vec<PeerId>,
 }
 
 impl Machine {
@@ -162,6 +163,7 @@ impl Machine {
             asked_again: 0,
             strangers: 0,
             gone_strangers: VecDeque::new(),
+            silent: Vec::new(),
         }
     }
 
@@ -722,6 +724,9 @@ impl Machine {
             if self.peers[peer].gone {
                 continue;
             }
+            if self.peers[peer].link.is_silent(now) {
+                self.silent.push(peer);
+            }
             if !self.peers[peer].link.tick(now) {
                 self.give_up(host, peer);
             } else if self.peers[peer].link.next_time().is_some() {
@@ -742,6 +747,11 @@ impl Machine {
             let (peer, id) = (incoming.peer, incoming.their_id);
             self.push(peer, &Body::Lacks { id, ranges });
         }
+    }
+
+    /// Peers that do not answer, each once, since the last call.
+    pub fn take_silent(&mut self) -> Vec<PeerId> {
+        std::mem::take(&mut self.silent)
     }
 
     /// When [`Machine::tick`] has something to do.

@@ -19,6 +19,9 @@ const ACK_DELAY: Duration = Duration::from_millis(1);
 /// A peer that acknowledges nothing for so long is given up: a program may not have called for longer than that.
 const PATIENCE: Duration = Duration::from_mins(2);
 
+/// A peer that has never sent a packet is reported after so much time.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// Packets of a burst are sent together: a packet that is queued within this time after the previous one waits for more …
 const BURST: Duration = Duration::from_micros(20);
 /// … until there are so many packets, or bytes of them.
@@ -27,6 +30,17 @@ const GATHER_BYTES: usize = 32 << 10;
 
 /// The space of an early packet beyond its bytes.
 const EARLY: usize = 64;
+
+/// Whether a peer has sent anything yet.
+enum Heard {
+    /// Nothing since the first packet to it.
+    Nothing {
+        since: Option<Now>,
+    },
+    /// Nothing, and that is reported.
+    Reported,
+    Something,
+}
 
 /// One peer's packets.
 pub struct PeerStream {
@@ -37,6 +51,7 @@ pub struct PeerStream {
     went: Option<Now>,
     /// Packets queued so far.
     pushed: u64,
+    heard: Heard,
     outgoing: Outgoing<Vec<u8>>,
     incoming: Incoming<Vec<u8>>,
     /// The space of early packets, with overhead.
@@ -58,6 +73,7 @@ impl PeerStream {
             pending_bytes: 0,
             went: None,
             pushed: 0,
+            heard: Heard::Nothing { since: None },
             outgoing: Outgoing::new(config),
             incoming: Incoming::default(),
             early_bytes: 0,
@@ -138,6 +154,9 @@ impl PeerStream {
             let packet = self.pending.pop_front()?;
             self.pending_bytes -= packet.len();
             self.went = Some(now);
+            if let Heard::Nothing { since } = &mut self.heard {
+                since.get_or_insert(now);
+            }
             self.outgoing.send(now, packet)
         };
         stamp(packet, &Header { seq, ..header });
@@ -157,6 +176,7 @@ impl PeerStream {
 
     /// Processes the acknowledgement in a header.
     pub fn acknowledged(&mut self, now: Now, header: &Header) {
+        self.heard = Heard::Something;
         self.outgoing
             .acknowledged(now, header.ack, header.sack, drop);
     }
@@ -165,6 +185,15 @@ impl PeerStream {
     #[must_use]
     pub fn tick(&mut self, now: Now) -> bool {
         self.outgoing.tick(now)
+    }
+
+    /// Whether the peer has not sent a packet for long, and this is the first time that it is said.
+    pub fn is_silent(&mut self, now: Now) -> bool {
+        let silent = matches!(self.heard, Heard::Nothing { since: Some(since) } if now.saturating_sub(since) >= SILENCE);
+        if silent {
+            self.heard = Heard::Reported;
+        }
+        silent
     }
 
     /// When [`PeerStream::tick`] or [`PeerStream::acknowledge`] has something to do.
@@ -235,6 +264,31 @@ mod tests {
             link.push(encode(&Body::Ack));
         }
         assert!(!link.gathers(now), "enough of them");
+    }
+
+    #[test]
+    fn a_peer_that_never_answers_is_reported_once() {
+        let now = Duration::from_secs(1);
+        let sent = || {
+            let mut link = PeerStream::new(1);
+            assert!(!link.is_silent(now + SILENCE), "nothing went there");
+            link.push(encode(&Body::Ack));
+            assert!(link.transmit(now).is_some());
+            link
+        };
+        let mut link = sent();
+        assert!(!link.is_silent(now + SILENCE / 2));
+        assert!(link.is_silent(now + SILENCE));
+        assert!(!link.is_silent(now + 2 * SILENCE));
+        let mut link = sent();
+        let header = Header {
+            key: 2,
+            seq: 0,
+            ack: 0,
+            sack: 0,
+        };
+        link.acknowledged(now, &header);
+        assert!(!link.is_silent(now + SILENCE), "it has sent something");
     }
 
     #[test]

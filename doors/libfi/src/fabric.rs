@@ -62,7 +62,10 @@ unsafe extern "C" fn open_domain(
     out: *mut *mut DomainFid,
     context: *mut c_void,
 ) -> c_int {
-    let wrong = settings::wrong(&settings::OF_FI);
+    let mut wrong = settings::wrong(&settings::OF_FI);
+    if wrong.is_empty() {
+        wrong.extend(settings::mpi_address().err());
+    }
     for wrong in &wrong {
         eprintln!("weft: {wrong}");
     }

@@ -1,7 +1,7 @@
 //! `fi_getinfo`: the provider's offer, if it fits the request.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use weft_fi::endpoint::{ADDRESS, Address, THRESHOLD};
 use weft_verbs::settings;
@@ -309,20 +309,7 @@ unsafe fn describe(info: &mut Info, hints: Option<&Info>, version: u32) {
 
 /// Default address of an endpoint: `WEFT_FI_ADDR`, the first one of this host that others can reach, or the loopback address.
 pub(crate) fn usual_address() -> SocketAddr {
-    if let Ok(Some(ip)) = settings::FI_ADDR.parse::<IpAddr>() {
-        return SocketAddr::from((ip, 0));
-    }
-    let is_far = |ip: &IpAddr| match ip {
-        IpAddr::V4(ip) => !ip.is_link_local(),
-        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
-    };
-    let all = weft_sys::interfaces::addresses().unwrap_or_default();
-    let found = all
-        .into_iter()
-        .filter(|address| address.is_up() && !address.is_loopback())
-        .map(|address| address.ip)
-        .filter(is_far)
-        // The first one of the preferred family.
-        .min_by_key(IpAddr::is_ipv6);
-    SocketAddr::from((found.unwrap_or(Ipv4Addr::LOCALHOST.into()), 0))
+    // Opening the domain refuses what is wrong.
+    let ip = settings::mpi_address().unwrap_or(Ipv4Addr::LOCALHOST.into());
+    SocketAddr::from((ip, 0))
 }

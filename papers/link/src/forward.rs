@@ -1,9 +1,11 @@
 //! One direction of the link: packets out of one TUN device, and into the other when they are due.
 
+use crate::Traffic;
 use crate::shape::Shaper;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,9 +28,41 @@ pub(crate) struct Counters {
     pub(crate) dropped: AtomicU64,
 }
 
+impl Counters {
+    pub(crate) fn traffic(&self) -> Traffic {
+        Traffic {
+            packets: self.packets.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            dropped: self.dropped.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Where packets go.
+pub(crate) enum Way {
+    Link(Arc<OwnedFd>),
+    /// By their IPv4 address; others to no device.
+    Switch(Vec<(Ipv4Addr, Arc<OwnedFd>)>),
+}
+
+impl Way {
+    fn of(&self, packet: &[u8]) -> Option<&OwnedFd> {
+        match self {
+            Way::Link(to) => Some(to),
+            Way::Switch(table) => {
+                let header = packet.get(HEADER..HEADER + 20)?;
+                let address: [u8; 4] = header[16..].try_into().ok()?;
+                let mut table = table.iter();
+                let found = table.find(|(host, _)| host.octets() == address)?;
+                (header[0] >> 4 == 4).then_some(&*found.1)
+            }
+        }
+    }
+}
+
 pub(crate) struct Direction {
     pub(crate) from: Arc<OwnedFd>,
-    pub(crate) to: Arc<OwnedFd>,
+    pub(crate) to: Way,
     pub(crate) stop: Arc<EventFd>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) shaper: Shaper,
@@ -77,7 +111,11 @@ impl Direction {
             let now = epoch.elapsed();
             while let Some((_, packet)) = way.pop_front_if(|(due, _)| *due <= now) {
                 on_the_way -= packet.len();
-                match rustix::io::write(&*self.to, &packet) {
+                // Neighbours and routers that a host looks for by IPv6 are not there.
+                let Some(to) = self.to.of(&packet) else {
+                    continue;
+                };
+                match rustix::io::write(to, &packet) {
                     Ok(_) => {
                         let bytes = packet.len().saturating_sub(HEADER) as u64;
                         self.counters.packets.fetch_add(1, Ordering::Relaxed);

@@ -10,20 +10,22 @@
 #![forbid(unsafe_code)]
 
 mod forward;
+mod network;
 mod shape;
 
+pub use network::{MOST_HOSTS, Network, host_address};
 pub use shape::Shape;
 
-use forward::{Counters, Direction};
+use forward::{Counters, Direction, Way};
 use nix::sched::{CloneFlags, setns, unshare};
 use shape::Shaper;
 use std::fs::File;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use weft_sys::EventFd;
 use weft_sys::tun::open_tun;
@@ -78,7 +80,9 @@ pub struct Namespace {
 
 impl Namespace {
     /// Creates a namespace and its device in a new thread, because a namespace belongs to threads.
-    fn create(ours: Ipv4Addr, theirs: Ipv4Addr, mtu: u32) -> Result<(Self, OwnedFd), LinkError> {
+    /// `address`: what `ip addr add` gets before the device.
+    fn create(address: &[&str], mtu: u32) -> Result<(Self, OwnedFd), LinkError> {
+        let address: Vec<String> = address.iter().map(|word| (*word).to_owned()).collect();
         let make = move || {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|error| match error {
                 nix::Error::EPERM => LinkError::Privilege,
@@ -102,15 +106,10 @@ impl Namespace {
                 TX_QUEUE,
                 "up",
             ])?;
-            ip(&[
-                "addr",
-                "add",
-                &ours.to_string(),
-                "peer",
-                &theirs.to_string(),
-                "dev",
-                INTERFACE,
-            ])?;
+            let mut words = vec!["addr", "add"];
+            words.extend(address.iter().map(String::as_str));
+            words.extend(["dev", INTERFACE]);
+            ip(&words)?;
             tune()?;
             Ok((Self { file }, device))
         };
@@ -119,6 +118,12 @@ impl Namespace {
         thread
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// A file by which nsenter(1) enters it, as long as this lives.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
     }
 
     /// Runs `work` in a new thread in this namespace: sockets opened, threads and programs started there belong to the
@@ -203,8 +208,11 @@ impl Link {
     /// # Errors
     /// Without privilege, without TUN devices, without `ip`.
     pub fn new(shape: Shape, mtu: u32) -> Result<Self, LinkError> {
-        let (near, near_device) = Namespace::create(NEAR, FAR, mtu)?;
-        let (far, far_device) = Namespace::create(FAR, NEAR, mtu)?;
+        let end = |ours: Ipv4Addr, theirs: Ipv4Addr| {
+            Namespace::create(&[&ours.to_string(), "peer", &theirs.to_string()], mtu)
+        };
+        let (near, near_device) = end(NEAR, FAR)?;
+        let (far, far_device) = end(FAR, NEAR)?;
         let devices = [Arc::new(near_device), Arc::new(far_device)];
         let mut link = Self {
             ends: [near, far],
@@ -215,7 +223,7 @@ impl Link {
         for (index, name) in ["weft-link-out", "weft-link-back"].into_iter().enumerate() {
             let direction = Direction {
                 from: Arc::clone(&devices[index]),
-                to: Arc::clone(&devices[1 - index]),
+                to: Way::Link(Arc::clone(&devices[1 - index])),
                 stop: Arc::clone(&link.stop),
                 counters: Arc::clone(&link.counters[index]),
                 shaper: Shaper::new(shape, index as u64),
@@ -239,14 +247,7 @@ impl Link {
 
     /// Returns the forwarded traffic from near to far, and back.
     pub fn traffic(&self) -> [Traffic; 2] {
-        [0, 1].map(|index| {
-            let counters = &self.counters[index];
-            Traffic {
-                packets: counters.packets.load(Ordering::Relaxed),
-                bytes: counters.bytes.load(Ordering::Relaxed),
-                dropped: counters.dropped.load(Ordering::Relaxed),
-            }
-        })
+        [0, 1].map(|index| self.counters[index].traffic())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-use weft_link::{FAR, Link, LinkError, NEAR, Shape};
+use weft_link::{FAR, Link, LinkError, NEAR, Network, Shape, host_address};
 
 const DELAY: Duration = Duration::from_millis(10);
 
@@ -103,4 +103,47 @@ fn what_is_full_drops_and_tcp_recovers() {
     drop(near);
     assert_eq!(sink.join().unwrap(), 8_000_000);
     assert!(link.traffic()[0].dropped > 0);
+}
+
+#[test]
+fn hosts_on_a_switch_reach_each_other_and_nobody_else() {
+    let shape = Shape {
+        delay: DELAY,
+        ..Shape::default()
+    };
+    let network = match Network::new(shape, 1500, 3) {
+        Ok(network) => network,
+        Err(error @ (LinkError::Privilege | LinkError::NoTun(_) | LinkError::Ip { .. })) => {
+            eprintln!("skipped: {error}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let [first, second, third] = [0, 1, 2].map(|host| &network.hosts()[host]);
+    let at = (host_address(2), 7000);
+    let listener = third.enter(|| TcpListener::bind(at).unwrap()).unwrap();
+    for (namespace, address) in [(first, host_address(0)), (second, host_address(1))] {
+        let start = Instant::now();
+        let mut near = namespace.enter(|| TcpStream::connect(at).unwrap()).unwrap();
+        // There and back, a line each way.
+        assert!(start.elapsed() >= 2 * DELAY);
+        let (mut far, from) = listener.accept().unwrap();
+        assert_eq!(from.ip(), address);
+        near.write_all(b"to the third").unwrap();
+        drop(near);
+        let mut text = String::new();
+        far.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "to the third");
+    }
+    let wrong = (host_address(7), 7000).into();
+    let limit = Duration::from_millis(200);
+    let lost = first.enter(|| TcpStream::connect_timeout(&wrong, limit).is_err());
+    assert!(lost.unwrap());
+    let traffic = network.traffic();
+    assert!(
+        traffic
+            .iter()
+            .all(|from| from.packets > 0 && from.dropped == 0),
+        "{traffic:?}"
+    );
 }

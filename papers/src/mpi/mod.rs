@@ -1,22 +1,27 @@
 //! `weft-papers mpi`: the figures 13 to 19 of the datagram-iWARP paper. Our small programs run under each installed MPI, over each transport of `weft mpi`;
 //! the transports run in turn, the MPI's own TCP among them.
 
+mod hosts;
 mod program;
 mod report;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 use clap::Args;
 
+use self::hosts::Hosts;
 use self::program::{Mpi, Programs};
 use self::report::{BANDWIDTH, Key, LATENCY, MEMORY, Results};
-use crate::error::{BenchError, Result, failed};
+use crate::error::{BenchError, Result, failed, stack};
+use crate::link::{parse_rate, parse_time};
 use crate::named::named;
 use crate::output::{self, Output, OutputArgs};
 use crate::progress::Progress;
 use crate::size::Sizes;
 use crate::usage;
+use weft_link::Shape;
 
 /// Options of `weft-papers mpi`.
 #[derive(Args, Clone, Debug)]
@@ -43,8 +48,20 @@ pub struct MpiArgs {
     )]
     kernel: Vec<Kernel>,
     /// The size of the kernels' problems, as the NAS Parallel Benchmarks name it
-    #[arg(long, value_name = "CLASS", default_value = "S", value_parser = ["S", "W", "A"])]
+    #[arg(long, value_name = "CLASS", default_value = "S", value_parser = ["S", "W", "A", "B"])]
     class: String,
+    /// Numbers of hosts, as network namespaces with lines between them; 1: this host, without a network
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u8).range(1..=i64::from(weft_link::MOST_HOSTS)))]
+    hosts: Vec<u8>,
+    /// How long a packet travels between two hosts
+    #[arg(long, value_name = "TIME", default_value = "50us", value_parser = parse_time)]
+    delay: Duration,
+    /// Bits per second of the line out of each host
+    #[arg(long, value_name = "RATE", default_value = "10G", value_parser = parse_rate)]
+    rate: u64,
+    /// Bytes of the largest packet on the lines
+    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=65_535))]
+    mtu: u32,
     /// Whether weft uses shared memory between ranks of this host
     #[arg(long, value_name = "WHEN", default_value = "off", value_parser = ["off", "auto"])]
     local: String,
@@ -89,19 +106,51 @@ pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode> {
         let dir = tempfile::tempdir().map_err(BenchError::system("make a folder"))?;
         for mpi in &mpis {
             let programs = program::compile(mpi, dir.path())?;
-            measure(args, mpi, &programs, &mut results, &mut output);
+            for &count in &args.hosts {
+                let shape = Shape {
+                    delay: args.delay,
+                    rate: Some(args.rate),
+                    ..Shape::default()
+                };
+                let hosts = (count > 1).then(|| Hosts::new(shape, args.mtu, count, dir.path()));
+                let place = Place {
+                    mpi,
+                    hosts: hosts.transpose().map_err(stack("make hosts"))?,
+                };
+                measure(args, &place, &programs, &mut results, &mut output);
+            }
         }
     }
     output.lines(results.lines())?;
     let intro = if args.from.is_empty() {
         format!(
-            "Medians of {} turns; shared memory of weft is {}. The load of the last minute was {load} at the start.",
-            args.runs, args.local
+            "Medians of {} turns; shared memory of weft is {}. Lines between hosts have {} Gb/s, {} µs each way and an MTU of {}. The load of the last minute was \
+             {load} at the start.",
+            args.runs,
+            args.local,
+            args.rate as f64 / 1e9,
+            args.delay.as_micros(),
+            args.mtu
         )
     } else {
         "Results of several runs of this suite, which are kept as JSON.".to_owned()
     };
     output.finish(&report::report(&results, intro))
+}
+
+/// An MPI, and the hosts of its jobs if they are others than this one.
+struct Place<'a> {
+    mpi: &'a Mpi,
+    hosts: Option<Hosts>,
+}
+
+impl Place<'_> {
+    fn name(&self) -> String {
+        match &self.hosts {
+            Some(hosts) => format!("{}, {} hosts", self.mpi.name, hosts.count()),
+            None => self.mpi.name.clone(),
+        }
+    }
 }
 
 /// A program with its arguments, on this many ranks.
@@ -149,13 +198,14 @@ fn jobs<'a>(args: &MpiArgs, mpi: &Mpi, programs: &'a Programs) -> Vec<Job<'a>> {
 /// All of one MPI.
 fn measure(
     args: &MpiArgs,
-    mpi: &Mpi,
+    place: &Place<'_>,
     programs: &Programs,
     results: &mut Results,
     output: &mut Output,
 ) {
-    let jobs = jobs(args, mpi, programs);
-    let has = |transport: &&String| mpi.has(transport);
+    let jobs = jobs(args, place.mpi, programs);
+    let name = &place.name();
+    let has = |transport: &&String| place.mpi.has(transport);
     let transports: Vec<&String> = args.transport.iter().filter(has).collect();
     let steps = args.runs as usize * jobs.len() * transports.len();
     let mut progress = Progress::new(steps as u64);
@@ -163,15 +213,14 @@ fn measure(
         for job in &jobs {
             for transport in &transports {
                 let what = job.arguments.join(" ");
-                let name = &mpi.name;
                 progress.at(&format!(
                     "{name} on {transport}, {} ranks, {what}",
                     job.ranks
                 ));
-                match one(args, mpi, transport, job) {
+                match one(args, place, transport, job) {
                     Ok(text) => take(&text, |what, at, value| {
                         let key = Key {
-                            mpi: mpi.name.clone(),
+                            mpi: name.clone(),
                             what,
                             at,
                             transport: (*transport).clone(),
@@ -191,17 +240,26 @@ fn measure(
 }
 
 /// Runs one job. Returns its output.
-fn one(args: &MpiArgs, mpi: &Mpi, transport: &str, job: &Job<'_>) -> Result<String> {
-    let mut command = Command::new("timeout");
+fn one(args: &MpiArgs, place: &Place<'_>, transport: &str, job: &Job<'_>) -> Result<String> {
+    let mut command = match &place.hosts {
+        Some(_) => hosts::surrounded("timeout"),
+        None => Command::new("timeout"),
+    };
     command.args(["-k", "5", &args.limit.to_string()]);
-    mpi.command(&mut command, &args.local, transport);
-    let output = command
+    place.mpi.command(&mut command, &args.local, transport);
+    if let Some(hosts) = &place.hosts {
+        place.mpi.on(&mut command, hosts);
+    }
+    command
         .args(["-np", &job.ranks.to_string()])
         .arg(job.program)
         .args(&job.arguments)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(BenchError::system("start timeout(1)"))?;
+        .stdin(Stdio::null());
+    let output = match &place.hosts {
+        Some(hosts) => hosts.first().enter(|| command.output()).flatten(),
+        None => command.output(),
+    };
+    let output = output.map_err(BenchError::system("start timeout(1)"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.status.success() && text.lines().any(|line| line.ends_with(job.right)) {
         return Ok(text);

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::hosts::Hosts;
 use crate::children;
 use crate::error::{BenchError, Result, failed};
 
@@ -89,6 +90,28 @@ impl Mpi {
         ] {
             into.env(name, value);
         }
+    }
+
+    /// For a job on several hosts, behind its mpirun: the ranks take turns among them.
+    pub(super) fn on(&self, into: &mut Command, hosts: &Hosts) {
+        for name in ["WEFT_FI_ADDR", "OMPI_MCA_plm"] {
+            into.env_remove(name);
+        }
+        into.env("OMPI_MCA_plm_rsh_agent", hosts.agent());
+        into.env("PRTE_MCA_plm_ssh_agent", hosts.agent());
+        into.env("HYDRA_LAUNCHER_EXEC", hosts.agent());
+        if self.is_open_mpi() {
+            into.args(["--map-by", "node", "--host"]);
+            into.arg(hosts.addresses(":128"));
+        } else {
+            into.arg("-hosts").arg(hosts.addresses(""));
+        }
+    }
+
+    fn is_open_mpi(&self) -> bool {
+        let output = Command::new(&self.mpirun).arg("--version").output();
+        let said = output.map(|output| output.stdout).unwrap_or_default();
+        !String::from_utf8_lossy(&said).contains("HYDRA")
     }
 
     /// Whether it supports a transport.

@@ -1,5 +1,8 @@
 //! `weft mpi`: an MPI job on weft, whichever MPI starts it.
 
+mod hosts;
+mod there;
+
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -14,8 +17,10 @@ use clap::ValueEnum;
 use weft_cli::start::{self, EXIT_OWN};
 use weft_report::programs;
 
+use self::hosts::Host;
 use super::verbs;
 use weft_cli::failure::Failure;
+use weft_verbs::settings;
 
 pub(crate) const LONG: &str = "\
 Run an MPI job on weft: set the environment by which Open MPI or MPICH finds weft, and execute mpirun. The MPI and the program stay unmodified.
@@ -35,12 +40,15 @@ Transports:
          such as PyPI's: on UCX that MPICH (5.0.2) hangs in a receive from
          MPI_ANY_SOURCE, on every transport of UCX
 
+Hosts: mpirun's own options name them (--host, -hosts, files), or --hosts, with which weft first checks that each has this weft and its libraries, and that TCP and UDP pass between any two. Ranks on other hosts get weft's variables. The libraries are in the same folder everywhere.
+
 Variables that you have set stay unchanged; those that contradict the transport are named on stderr. Options given to mpirun (--mca, -genv) take precedence.";
 
 const EXAMPLES: &str = "\
 Examples:
   weft mpi -- mpirun -np 4 ./program
   weft mpi --transport weft --explain -- mpirun.openmpi -np 4 ./program
+  weft mpi --hosts a:2,b:2 -- mpirun -np 4 ./program
 
 Exit status: that of mpirun; 125 if weft fails, 126 if mpirun cannot be executed, 127 if it is not found.";
 
@@ -66,12 +74,18 @@ pub struct Args {
     /// Use of shared memory by connections (rc, weft) between processes of this host and user
     #[arg(long, value_name = "WHEN", value_parser = ["off", "auto", "require"])]
     local: Option<String>,
+    /// The hosts of the job, with commas, each a name or NAME:SLOTS: they are checked, and mpirun gets the list
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    hosts: Vec<Host>,
+    /// On another host: check what a job of this version of weft needs
+    #[arg(long, value_name = "VERSION", hide = true, conflicts_with = "command")]
+    there: Option<String>,
     /// mpirun or mpiexec, and its arguments
     #[arg(
         value_name = "MPIRUN",
         trailing_var_arg = true,
         allow_hyphen_values = true,
-        required = true
+        required_unless_present = "there"
     )]
     command: Vec<OsString>,
 }
@@ -212,6 +226,45 @@ impl Mpi {
         Some(variables)
     }
 
+    /// The options by which its mpirun takes the list of `--hosts`.
+    fn naming(self, hosts: &[Host]) -> Vec<OsString> {
+        let option = if self == Mpi::Open {
+            "--host"
+        } else {
+            "-hosts"
+        };
+        let list = (!hosts.is_empty()).then(|| [option.into(), hosts::list(hosts)]);
+        list.into_iter().flatten().collect()
+    }
+
+    /// The program that it starts on another host in place of ssh, as its options or its variables say.
+    fn agent(self, arguments: &[OsString], theirs: impl Fn(&str) -> Option<String>) -> Vec<String> {
+        let (options, names): (&[&str], &[&str]) = if self == Mpi::Open {
+            (
+                &["plm_rsh_agent", "plm_ssh_agent"],
+                &["OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent"],
+            )
+        } else {
+            (
+                &["-launcher-exec", "-bootstrap-exec"],
+                &["HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"],
+            )
+        };
+        let mut pairs = arguments.windows(2);
+        let told = pairs.find(|pair| options.iter().any(|option| pair[0] == *option));
+        let told = told.map(|pair| pair[1].to_string_lossy().into_owned());
+        let set = || names.iter().find_map(|name| theirs(name));
+        let agent = told.or_else(set).unwrap_or_default();
+        // Open MPI takes the first of those that a colon divides and that exist.
+        let first = agent.split(" : ").next().unwrap_or_default();
+        let words: Vec<String> = first.split_whitespace().map(str::to_owned).collect();
+        if words.is_empty() {
+            vec!["ssh".to_owned()]
+        } else {
+            words
+        }
+    }
+
     /// The devices that programs see. UCX refuses iWARP, and only the other device has datagrams.
     fn devices(self, transport: Transport) -> &'static str {
         match (self, transport) {
@@ -235,6 +288,9 @@ fn is_alone(routes: &str, addresses: &str) -> bool {
 
 /// Executes mpirun.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    if let Some(version) = &args.there {
+        return there::run(version, || needed(args, args.transport).map(drop));
+    }
     let Some((name, rest)) = args.command.split_first() else {
         return Err(Failure::usage("no mpirun is named"));
     };
@@ -300,13 +356,22 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             ours.display()
         );
     }
+    if let Err(failure) = checked(args, mpi, rest, transport) {
+        return Ok(start::fail(EXIT_OWN, &failure));
+    }
     if args.explain {
         eprint!("{}", explanation(&program, mpi, transport, &set));
     }
     // Only a failure comes back.
     let error = Command::new(&program)
         .arg0(name)
-        .args(forwarding(mpi, rest, &set, env::var_os(ENV_LIST).is_some()))
+        .args(mpi.naming(&args.hosts))
+        .args(forwarding(
+            mpi,
+            rest,
+            &told(&set, &kept, |name| env::var_os(name)),
+            env::var_os(ENV_LIST).is_some(),
+        ))
         .args(rest)
         .envs(set)
         .exec();
@@ -353,14 +418,7 @@ fn settings(
     match transport {
         Transport::Tcp => {}
         Transport::Weft => {
-            let lib = verbs::libraries(args.lib.as_deref())?;
-            if !lib.join(PROVIDER).exists() {
-                return Err(Failure::failed(format!(
-                    "there is no {PROVIDER} in {}",
-                    lib.display()
-                ))
-                .hint("the package weft-verbs has it, and `./x dist` builds it"));
-            }
+            let lib = needed(args, transport)?;
             settings.push(("FI_PROVIDER_PATH", lib.into_os_string()));
             if let Some(level) = &args.log {
                 settings.push(("WEFT_LOG", level.into()));
@@ -383,7 +441,62 @@ fn settings(
     Ok(settings)
 }
 
+/// The folder of the libraries, which has those that the transport needs.
+fn needed(args: &Args, transport: Transport) -> Result<PathBuf, Failure> {
+    let lib = verbs::libraries(args.lib.as_deref())?;
+    if transport == Transport::Weft && !lib.join(PROVIDER).exists() {
+        let what = format!("there is no {PROVIDER} in {}", lib.display());
+        return Err(
+            Failure::failed(what).hint("the package weft-verbs has it, and `./x dist` builds it")
+        );
+    }
+    Ok(lib)
+}
+
+/// Checks the hosts that `--hosts` names.
+fn checked(
+    args: &Args,
+    mpi: Mpi,
+    arguments: &[OsString],
+    transport: Transport,
+) -> Result<(), Failure> {
+    // Plain TCP needs nothing of weft there.
+    if args.hosts.is_empty() || transport == Transport::Tcp {
+        return Ok(());
+    }
+    let needs = hosts::Needs {
+        transport: transport.name(),
+        lib: &needed(args, transport)?,
+        agent: mpi.agent(arguments, |name| env::var(name).ok()),
+    };
+    hosts::check(&args.hosts, &needs)
+}
+
 type Setting = (&'static str, OsString);
+
+/// What ranks on other hosts are told: what is set, what the user has in its place, and the user's settings of weft, without an address that only this host has.
+fn told(
+    set: &[Setting],
+    kept: &[(&'static str, OsString, OsString)],
+    theirs: impl Fn(&str) -> Option<OsString>,
+) -> Vec<Setting> {
+    let mut told = set.to_vec();
+    told.extend(kept.iter().map(|(name, _, value)| (*name, value.clone())));
+    let of_weft = settings::OF_VERBS.iter().chain(&settings::OF_FI);
+    let names = of_weft.map(|setting| setting.name);
+    for name in names.chain(settings::FILES.map(|file| file.0)) {
+        let value = theirs(name).filter(|value| !value.is_empty());
+        let only_here = |value: &OsString| {
+            name == settings::FI_ADDR.name && !value.as_encoded_bytes().contains(&b'/')
+        };
+        if told.iter().all(|(there, _)| *there != name)
+            && let Some(value) = value.filter(|value| !only_here(value))
+        {
+            told.push((name, value));
+        }
+    }
+    told
+}
 
 /// The variables to set, and those that keep the user's value although it differs from ours. Search paths contain the user's part already.
 fn settle(
@@ -403,16 +516,26 @@ fn settle(
 /// Open MPI's own list of variables for ranks on other hosts. It accepts that or `-x`, not both.
 const ENV_LIST: &str = "OMPI_MCA_mca_base_env_list";
 
-/// Open MPI passes its own variables to ranks on other hosts, and others only on request. Returns the options for mpirun, which come before
-/// the user's.
+/// Open MPI passes its own variables to ranks on other hosts, and others only on request; MPICH passes all, unless it is told which. Returns the options for
+/// mpirun, which come before the user's.
 fn forwarding(mpi: Mpi, arguments: &[OsString], set: &[Setting], listed: bool) -> Vec<OsString> {
+    if mpi != Mpi::Open {
+        let limits = ["-genvnone", "-genvlist", "-envnone", "-envlist"];
+        let limited = arguments
+            .iter()
+            .any(|word| limits.iter().any(|limit| word == limit));
+        let set = set.iter().filter(|_| limited);
+        return set
+            .flat_map(|(name, value)| ["-genv".into(), (*name).into(), value.clone()])
+            .collect();
+    }
     // The program's arguments may have the word too, but not behind this option.
     let options = ["--mca", "-mca", "--gmca", "-gmca"];
     let listed = listed
         || arguments.windows(2).any(|pair| {
             options.iter().any(|option| pair[0] == *option) && pair[1] == "mca_base_env_list"
         });
-    if mpi != Mpi::Open || listed {
+    if listed {
         return Vec::new();
     }
     // Version 4 takes the last `-x` of a name, version 5 the first: only the user's own.
@@ -500,6 +623,62 @@ mod tests {
         assert_eq!(of(Mpi::Open, &words, false), ours);
         assert!(of(Mpi::Open, &["a.out"], true).is_empty());
         assert!(of(Mpi::MpichBoth, &["a.out"], false).is_empty());
+        // MPICH passes all by itself, until it is told not to.
+        assert_eq!(
+            of(Mpi::MpichUcx, &["-genvnone", "a.out"], false),
+            [
+                "-genv",
+                "OMPI_MCA_pml",
+                "cm",
+                "-genv",
+                "FI_PROVIDER_PATH",
+                "/lib"
+            ]
+        );
+    }
+
+    #[test]
+    fn other_hosts_get_the_users_settings_but_no_address_of_this_one() {
+        let set = [("WEFT_DEVICES", OsString::from("weft0"))];
+        let kept = [("FI_PROVIDER", "weft".into(), "tcp".into())];
+        let of = |addr: &str| {
+            told(&set, &kept, |name| match name {
+                "WEFT_FI_RC" => Some("3".into()),
+                "WEFT_FI_ADDR" => Some(addr.into()),
+                "WEFT_DEVICES" => Some("weft0".into()),
+                "WEFT_LOG" => Some("".into()),
+                _ => None,
+            })
+        };
+        let mut all = vec![
+            ("WEFT_DEVICES", OsString::from("weft0")),
+            ("FI_PROVIDER", "tcp".into()),
+            ("WEFT_FI_RC", "3".into()),
+        ];
+        let sorted = |mut list: Vec<Setting>| {
+            list.sort();
+            list
+        };
+        assert_eq!(sorted(of("10.0.0.1")), sorted(all.clone()));
+        all.push(("WEFT_FI_ADDR", "10.0.0.0/8".into()));
+        assert_eq!(sorted(of("10.0.0.0/8")), sorted(all));
+    }
+
+    #[test]
+    fn the_agent_is_the_one_of_the_mpi() {
+        let of = |mpi: Mpi, arguments: &[&str], set: Option<(&str, &str)>| {
+            let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();
+            let set = |name: &str| set.filter(|set| set.0 == name).map(|set| set.1.to_owned());
+            mpi.agent(&arguments, set)
+        };
+        assert_eq!(of(Mpi::Open, &["-np", "2"], None), ["ssh"]);
+        let set = Some(("OMPI_MCA_plm_rsh_agent", "ssh -p 2 : rsh"));
+        assert_eq!(of(Mpi::Open, &[], set), ["ssh", "-p", "2"]);
+        assert_eq!(of(Mpi::MpichUcx, &[], set), ["ssh"]);
+        let told = ["--mca", "plm_rsh_agent", "/my/agent"];
+        assert_eq!(of(Mpi::Open, &told, set), ["/my/agent"]);
+        let told = ["-launcher-exec", "/my/agent"];
+        assert_eq!(of(Mpi::MpichBoth, &told, None), ["/my/agent"]);
     }
 
     #[test]

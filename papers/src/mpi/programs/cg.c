@@ -4,15 +4,16 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { TURNS = 15, STEPS = 25 };
+enum { STEPS = 25 };
 
 static const struct {
-    int order, nonzeros;
+    int order, nonzeros, turns;
     double shift, zeta;
 } PROBLEMS[] = {
-    {1400, 7, 10, 8.5971775078648},
-    {7000, 8, 12, 10.362595087124},
-    {14000, 11, 20, 17.130235054029},
+    {1400, 7, 15, 10, 8.5971775078648},
+    {7000, 8, 15, 12, 10.362595087124},
+    {14000, 11, 15, 20, 17.130235054029},
+    {75000, 13, 75, 60, 22.712745482631},
 };
 
 static int order, rows, columns, row, column;
@@ -181,7 +182,7 @@ int cg(enum problem problem) {
         x[i] = 1;
     double zeta = 0;
     clock_start();
-    for (int turn = 0; turn < TURNS; turn++) {
+    for (int turn = 0; turn < PROBLEMS[problem].turns; turn++) {
         solve();
         double along = dot(x, z), norm = 1 / sqrt(dot(z, z));
         zeta = PROBLEMS[problem].shift + 1 / along;

@@ -2,11 +2,12 @@
 #include "kernels.h"
 #include <math.h>
 
-static const int LOG_PAIRS[] = {24, 25, 28};
+static const int LOG_PAIRS[] = {24, 25, 28, 30};
 static const double SUMS[][2] = {
     {-3.247834652034740e3, -6.958407078382297e3},
     {-2.863319731645753e3, -6.320053679109499e3},
     {-4.295875165629892e3, -1.580732573678431e4},
+    {4.033815542441498e4, -2.660669192809235e4},
 };
 
 int ep(enum problem problem) {

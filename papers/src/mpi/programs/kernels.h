@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum problem { S, W, A };
+enum problem { S, W, A, B };
 
 extern int rank, size;
 

@@ -5,7 +5,7 @@
 
 enum { DIGITS = 256, PASSES = 4 };
 
-static const int LOG_KEYS[] = {16, 20, 23};
+static const int LOG_KEYS[] = {16, 20, 23, 25};
 
 static int keys;
 static int *counts, *histograms;

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const int SIDES[] = {16, 32, 64};
+static const int SIDES[] = {16, 32, 64, 128};
 
 int smg(enum problem problem) {
     int side = SIDES[problem], ranks[3] = {1, 1, 1}, low[3], high[3], count = 1;

@@ -1,13 +1,16 @@
 //! Names to addresses: `rdma_getaddrinfo(3)`, and the part of its result that an identifier keeps.
 
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::net::{IpAddr, SocketAddr};
 use std::ptr::null;
 
 use libc::{addrinfo, sockaddr, sockaddr_storage, socklen_t};
 use rustix::io::Errno;
+use weft_verbs::settings;
 
 use super::device::datagrams;
 use super::types::{RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo};
+use crate::address;
 use crate::call::run;
 use crate::verbs::object::{Kind as _, kind};
 use crate::verbs::types::{IBV_QPT_RC, IBV_QPT_UD, Zeroed};
@@ -40,6 +43,17 @@ struct Addr {
 }
 
 impl Addr {
+    /// Without a port.
+    fn of(ip: IpAddr) -> Addr {
+        // SAFETY: all zeros is an address.
+        let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+        let room = size_of_val(&storage) as socklen_t;
+        // SAFETY: as much room as it says.
+        let len =
+            unsafe { address::write(SocketAddr::from((ip, 0)), (&raw mut storage).cast(), room) };
+        Addr { storage, len }
+    }
+
     /// # Safety
     /// `len` bytes at `addr`.
     unsafe fn copy(addr: *const sockaddr, len: socklen_t) -> Result<Option<Addr>, Errno> {
@@ -195,6 +209,14 @@ impl Query {
             .ok_or(Trouble::Eai(libc::EAI_FAMILY))
     }
 
+    /// True for a passive query of `localhost` without a port. So libfabric asks for the address of a process that peers on other hosts are to reach, too; it
+    /// takes the answer although it is the loopback interface's, because our devices have that as well.
+    fn is_for_any_peer(&self) -> bool {
+        self.wanted.flags & (RAI_PASSIVE | RAI_NUMERICHOST) == RAI_PASSIVE
+            && self.service.is_none()
+            && self.node.as_deref() == Some(c"localhost")
+    }
+
     /// True if the query is for the subnet administrator.
     pub(super) fn asks_the_subnet(&self) -> bool {
         self.wanted.flags & RAI_SA != 0
@@ -203,7 +225,21 @@ impl Query {
     pub(super) fn answer(self) -> Result<Answer, Trouble> {
         let (mut src, mut dst) = (self.src, self.dst);
         if self.node.is_some() || self.service.is_some() {
-            let found = self.look_up()?;
+            let mut found = self.look_up()?;
+            if self.is_for_any_peer() {
+                let ip = settings::mpi_address().map_err(|wrong| {
+                    eprintln!("weft: {wrong}");
+                    Trouble::Os(Errno::INVAL)
+                })?;
+                let family = if ip.is_ipv4() {
+                    libc::AF_INET
+                } else {
+                    libc::AF_INET6
+                };
+                if [0, family].contains(&self.wanted.family) {
+                    found = Addr::of(ip);
+                }
+            }
             if self.wanted.flags & RAI_PASSIVE != 0 {
                 src = Some(found);
             } else {
