@@ -25,22 +25,23 @@ impl Hosts {
     /// `folder` is for the program.
     pub(super) fn new(shape: Shape, mtu: u32, count: u8, folder: &Path) -> Result<Self, LinkError> {
         let network = Network::new(shape, mtu, count)?;
-        let mut text = "#!/bin/sh\n\
+        let case = |(host, namespace): (u8, &Namespace)| {
+            let (ip, net) = (host_address(host), namespace.path());
+            format!("{ip}) net={} name=host{host} ;;", net.display())
+        };
+        let cases: Vec<String> = (0..count).zip(network.hosts()).map(case).collect();
+        let text = format!(
+            "#!/bin/sh\n\
             # As ssh does it: a shell there, and an environment of a few variables.\n\
             while case $1 in -*) true ;; *) false ;; esac; do shift; done\n\
-            case $1 in\n"
-            .to_owned();
-        for (host, namespace) in (0..count).zip(network.hosts()) {
-            text += &format!(
-                "{}) net={} name=host{host} ;;\n",
-                host_address(host),
-                namespace.path().display()
-            );
-        }
-        text += "*) echo \"no host $1\" >&2; exit 255 ;;\n\
+            case $1 in\n\
+            {}\n\
+            *) echo \"no host $1\" >&2; exit 255 ;;\n\
             esac\n\
             shift\n\
-            exec env -i HOME=\"$HOME\" PATH=/usr/bin:/bin nsenter --net=$net unshare --uts --mount sh -c 'hostname \"$0\" && mount -t sysfs sysfs /sys && eval \"$1\"' $name \"$*\"\n";
+            exec env -i HOME=\"$HOME\" PATH=/usr/bin:/bin nsenter --net=$net unshare --uts --mount sh -c 'hostname \"$0\" && mount -t sysfs sysfs /sys && eval \"$1\"' $name \"$*\"\n",
+            cases.join("\n")
+        );
         let agent = folder.join(format!("agent-{count}"));
         let written = fs::write(&agent, text)
             .and_then(|()| fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)));

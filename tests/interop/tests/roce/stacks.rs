@@ -150,7 +150,7 @@ fn wait_for(command: &Path, mpirun: &mut Running) -> String {
     }
 }
 
-/// The components of Open MPI and PMIx, but for those that a fabric or files need.
+/// The components of Open MPI and its PMI, but for those that a fabric or files need.
 fn components() -> Vec<PathBuf> {
     const NOT: [&str; 8] = [
         "_ofi", "psm", "usnic", "openib", "_io_", "_fcoll_", "_fs_", "sharedfp",
@@ -162,7 +162,9 @@ fn components() -> Vec<PathBuf> {
         .flat_map(|entries| entries.flatten().map(|entry| entry.path()));
     let wanted = |path: &PathBuf| {
         let name = path.display().to_string();
-        name.ends_with(".so") && name.contains("mca_") && !NOT.iter().any(|not| name.contains(not))
+        name.contains("mca_")
+            && name.split('.').next_back() == Some("so")
+            && !NOT.iter().any(|not| name.contains(not))
     };
     files.filter(wanted).collect()
 }

@@ -157,7 +157,7 @@ fn between<'a>(at: &mut [(&'a str, Asked, SocketAddr)]) -> Vec<(&'a str, String)
     if at.len() < 2 || getrandom::fill(&mut token).is_err() {
         return Vec::new();
     }
-    let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+    let token = format!("{:032x}", u128::from_ne_bytes(token));
     let all: Vec<(&str, SocketAddr)> = at
         .iter()
         .map(|(name, _, address)| (*name, *address))
@@ -165,8 +165,9 @@ fn between<'a>(at: &mut [(&'a str, Asked, SocketAddr)]) -> Vec<(&'a str, String)
     let mut troubles = Vec::new();
     for (name, asked, own) in &mut *at {
         let others = all.iter().filter(|(_, address)| address != own);
-        let text: String = others.map(|(_, address)| format!("{address}\n")).collect();
-        if asked.say(&format!("{token}\n{text}\n")).is_err() {
+        let others: Vec<String> = others.map(|(_, address)| address.to_string()).collect();
+        let text = others.join("\n");
+        if asked.say(&format!("{token}\n{text}\n\n")).is_err() {
             troubles.push((*name, "its check has ended early".to_owned()));
         }
     }
@@ -347,12 +348,13 @@ fn all(errors: ChildStderr) -> String {
 /// The command for a shell on another host, whose PATH is short. This weft's own folder comes first.
 fn line(program: &Path, needs: &Needs<'_>) -> String {
     let folder = program.parent().map(PathBuf::from).unwrap_or_default();
-    let mut line = format!("env PATH={}:\"$PATH\"", quoted(&folder.to_string_lossy()));
-    if let Ok(Some(address)) = FI_ADDR.read() {
-        line += &format!(" WEFT_FI_ADDR={}", quoted(&address));
-    }
-    line + &format!(
-        " weft mpi --there {} --transport {} --lib {}",
+    let address = match FI_ADDR.read() {
+        Ok(Some(address)) => format!(" WEFT_FI_ADDR={}", quoted(&address)),
+        _ => String::new(),
+    };
+    format!(
+        "env PATH={}:\"$PATH\"{address} weft mpi --there {} --transport {} --lib {}",
+        quoted(&folder.to_string_lossy()),
         env!("CARGO_PKG_VERSION"),
         needs.transport,
         quoted(&needs.lib.to_string_lossy())

@@ -83,7 +83,7 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-fn failed(e: io::Error) -> Failure {
+fn failed(e: impl std::fmt::Display) -> Failure {
     Failure::failed(format!("cannot look at the network: {e}"))
 }
 
