@@ -300,7 +300,7 @@ mod tests {
             assert!(index("::1", "127.0.0.1").is_err());
         }
         // Not an address of this host.
-        assert!(index("192.0.2.1", "127.0.0.1").is_err());
+        assert!(index("240.0.0.1", "127.0.0.1").is_err());
     }
 
     #[test]
@@ -355,8 +355,8 @@ mod tests {
         assert!(single("10.0.0.1").is_some() && single("10.0.0.1/31").is_none());
         let lo = "127.0.0.0/8".parse().unwrap();
         assert_eq!(far_address(Some(lo)), Some([127, 0, 0, 1].into()));
-        let documentation = "192.0.2.0/24".parse().unwrap();
-        assert_eq!(far_address(Some(documentation)), None);
+        let reserved = "240.0.0.0/4".parse().unwrap();
+        assert_eq!(far_address(Some(reserved)), None);
         assert!(far_address(None).is_none_or(|ip| !ip.is_loopback()));
     }
 }

@@ -6,7 +6,7 @@ use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::tls::{Identity, Tls};
 use weft_verbs::{
     Access, AsyncEvent, CompChannel, Device, DeviceBuilder, LinkOptions, LocalMode, Pd, Qp, QpInit,
-    RawMemory, RecvWr, Rnr, RocePort, SendWr, SimFaults, SimNet, Transport, Wc, WcOpcode, WcStatus,
+    RawMemory, RecvWr, Rnr, RocePort, SimFaults, SimNet, Transport, Wc, WcOpcode, WcStatus,
 };
 
 pub use crate::checks::{assert_bytes, assert_none, take};
@@ -325,12 +325,6 @@ impl Bed {
         AnyListener::Stream(listener.expect("a listener"))
     }
 
-    /// Message lengths to try: none, one, odd, around 64 KiB, several MiB.
-    pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        let sizes = SIZES.into_iter();
-        sizes.filter(|size| *size <= self.setup.largest)
-    }
-
     pub fn end(&self, device: &Device, half: &Half) -> End {
         let pd = match &half.pd {
             Some(pd) => pd.clone(),
@@ -374,26 +368,6 @@ impl Bed {
             private_data: Vec::new(),
             memory: self.setup.memory,
         }
-    }
-
-    /// A connected pair: the initiator on `a`, the responder on `b`.
-    pub fn pair(&self) -> (End, End) {
-        self.pair_with(&Half::default(), &Half::default())
-    }
-
-    /// A connected pair that has exchanged a first message, so that the responder may send in every revision.
-    pub fn talking_pair(&self) -> (End, End) {
-        let (a, b) = self.pair();
-        b.post_recv(RecvWr::new(0));
-        a.run(SendWr::send(0));
-        b.received();
-        (a, b)
-    }
-
-    /// A connected pair with these parameters.
-    pub fn pair_with(&self, a: &Half, b: &Half) -> (End, End) {
-        let listener = self.listener(16);
-        self.pair_through(&listener, a, b)
     }
 
     /// A connected pair through this listener.
@@ -540,31 +514,8 @@ impl End {
         asked
     }
 
-    pub fn post(&self, wr: SendWr) {
-        self.qp.post_send_one(wr).expect("post");
-    }
-
     pub fn post_recv(&self, wr: RecvWr) {
         self.qp.post_recv(&[wr]).expect("post");
-    }
-
-    /// Posts one signaled send and waits for its success.
-    pub fn run(&self, wr: SendWr) -> Wc {
-        let id = wr.id;
-        self.post(wr.signaled());
-        let wc = self.sent();
-        assert_eq!((wc.wr_id, wc.status), (id, WcStatus::Success), "{wc:?}");
-        wc
-    }
-
-    /// The next completion of a send.
-    pub fn sent(&self) -> Wc {
-        take(&self.scq, 1)[0]
-    }
-
-    /// The next completion of a receive.
-    pub fn received(&self) -> Wc {
-        take(&self.rcq, 1)[0]
     }
 
     /// Asserts that the device's next asynchronous event is this one.

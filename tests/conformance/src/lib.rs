@@ -22,6 +22,7 @@ pub mod flood;
 pub mod gauge;
 pub mod local;
 pub mod marks;
+mod pairs;
 pub mod raw;
 pub mod roce;
 pub mod scenarios;

@@ -5,11 +5,10 @@ use std::ops::Deref;
 
 use weft_verbs::any::{Device, Pd, Qp, QpInit, cm};
 use weft_verbs::cm::ConnParam;
-use weft_verbs::{AsyncEvent, QpState, RecvWr, SendWr, Wc, WcStatus};
+use weft_verbs::{AsyncEvent, QpState, RecvWr};
 
 pub use super::checks::{assert_bytes, assert_none, take};
 pub use super::objects::{Cq, Mr, Srq};
-use crate::bed::SIZES;
 pub use crate::bed::{ALL, PATIENCE, Rng, Setup, assert_ok, pattern, until};
 
 /// What kind of device it is, as far as its promises differ.
@@ -101,12 +100,6 @@ impl Bed {
         imm & u64::from(u32::MAX)
     }
 
-    /// See [`crate::bed::Bed::sizes`].
-    pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        let sizes = SIZES.into_iter();
-        sizes.filter(|size| *size <= self.setup.largest)
-    }
-
     /// Elements of a request, at most, in the scenarios.
     pub fn max_sge(&self) -> u32 {
         self.a.attr().limits.max_sge.min(Half::default().max_sge)
@@ -122,25 +115,6 @@ impl Bed {
         let at = SocketAddr::new(self.ip, 0);
         let listener = cm::Listener::bind(&self.b, at, backlog, &ConnParam::default());
         listener.expect("a listener")
-    }
-
-    /// A connected pair: the initiator and the responder.
-    pub fn pair(&self) -> (End, End) {
-        self.pair_with(&Half::default(), &Half::default())
-    }
-
-    /// A connected pair that has exchanged a first message, so that the responder may send in every revision.
-    pub fn talking_pair(&self) -> (End, End) {
-        let (a, b) = self.pair();
-        b.post_recv(RecvWr::new(0));
-        a.run(SendWr::send(0));
-        b.received();
-        (a, b)
-    }
-
-    /// A connected pair with these parameters.
-    pub fn pair_with(&self, a: &Half, b: &Half) -> (End, End) {
-        self.pair_through(&self.listener(16), a, b)
     }
 
     /// A connected pair through this listener.
@@ -243,10 +217,6 @@ impl End {
         self.qp.max_inline()
     }
 
-    pub fn post(&self, wr: SendWr) {
-        self.qp.post_send_one(wr).expect("post");
-    }
-
     /// The kernel's siw refuses a receive without elements: it gets an empty one.
     pub fn post_recv(&self, wr: RecvWr) {
         let is_bare = wr.sges.is_empty();
@@ -256,25 +226,6 @@ impl End {
             wr
         };
         self.qp.post_recv(&[wr]).expect("post");
-    }
-
-    /// Posts one signaled send and waits for its success.
-    pub fn run(&self, wr: SendWr) -> Wc {
-        let id = wr.id;
-        self.post(wr.signaled());
-        let wc = self.sent();
-        assert_eq!((wc.wr_id, wc.status), (id, WcStatus::Success), "{wc:?}");
-        wc
-    }
-
-    /// The next completion of a send.
-    pub fn sent(&self) -> Wc {
-        take(&self.scq, 1)[0]
-    }
-
-    /// The next completion of a receive.
-    pub fn received(&self) -> Wc {
-        take(&self.rcq, 1)[0]
     }
 
     /// The API for any device has no asynchronous events.

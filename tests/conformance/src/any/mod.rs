@@ -8,6 +8,8 @@
 pub mod bed;
 #[path = "../checks.rs"]
 mod checks;
+#[path = "../pairs.rs"]
+mod pairs;
 /// Those of any device.
 mod objects {
     pub use weft_verbs::any::{Cq, Mr, Srq};
