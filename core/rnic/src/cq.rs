@@ -28,7 +28,7 @@ use crate::engine::guarded;
 use crate::errors::CqOverrun;
 use crate::ext::CqExt;
 use crate::lock::lock;
-use crate::types::{AsyncEvent, Error, LimitReached, Wc};
+use crate::types::{AsyncEvent, Error, LimitReached, Wc, WcOpcode};
 use channel::ChannelInner;
 pub use channel::CompChannel;
 pub use event_wait::EventWait;
@@ -253,6 +253,7 @@ impl Cq {
         if n > 0 {
             cq.flush_deferred();
             cq.empty.end();
+            cq.hand_back(&out[..n]);
             return Ok(n);
         }
         if !cq.empty.count().is_multiple_of(LOOK_EVERY) && cq.is_idle() {
@@ -269,6 +270,7 @@ impl Cq {
             cq.make_way();
         } else {
             cq.empty.end();
+            cq.hand_back(&out[..n]);
         }
         Ok(n)
     }
@@ -453,6 +455,28 @@ impl CqInner {
     fn note_taken(&self) {
         let taken = self.taken.load(Ordering::Relaxed);
         self.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// These were taken. After the last completion of one-sided requests a program may look for its peer's Writes in its memory, and poll no more: then the
+    /// engine receives.
+    fn hand_back(&self, taken: &[Wc]) {
+        let is_one_sided = |wc: &Wc| {
+            use WcOpcode::{CompareSwap, FetchAdd, Read, Swap, Write};
+            matches!(wc.opcode, Write | Read | FetchAdd | CompareSwap | Swap)
+        };
+        if !self.has_ports.load(Ordering::Relaxed)
+            || self.len.load(Ordering::Relaxed) > 0
+            || !taken.iter().all(is_one_sided)
+        {
+            return;
+        }
+        let port = self.with_only(|only| match only {
+            Only::Port(port) => port.upgrade(),
+            Only::Member(..) => None,
+        });
+        if let Some(port) = port.flatten() {
+            port.hand_back();
+        }
     }
 
     /// A poll found nothing: the thread may sleep for a moment in place of the next one.

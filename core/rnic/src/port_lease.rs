@@ -17,6 +17,10 @@ pub(crate) struct PortLease {
     polls: AtomicU32,
     /// Of those, the ones that the timer has seen.
     seen: AtomicU32,
+    /// And those before the last completion was taken.
+    taken: AtomicU32,
+    /// The thread has posted without a poll after that: it looks for what comes elsewhere, in its memory.
+    elsewhere: AtomicBool,
 }
 
 impl Default for PortLease {
@@ -29,6 +33,8 @@ impl Default for PortLease {
             began: Instant::now(),
             polls: AtomicU32::new(0),
             seen: AtomicU32::new(0),
+            taken: AtomicU32::new(0),
+            elsewhere: AtomicBool::new(false),
         }
     }
 }
@@ -59,6 +65,18 @@ impl PortLease {
     /// Changes with each poll that finds nothing.
     pub(crate) fn polls(&self) -> u32 {
         self.polls.load(Ordering::Relaxed)
+    }
+
+    /// The last completion that was due is taken. True: after the one before it the thread polled no more until it posted.
+    pub(crate) fn taken(&self) -> bool {
+        self.taken.store(self.polls(), Ordering::Relaxed);
+        self.elsewhere.load(Ordering::Relaxed)
+    }
+
+    /// A request is posted.
+    pub(crate) fn posted(&self) {
+        let elsewhere = self.taken.load(Ordering::Relaxed) == self.polls();
+        self.elsewhere.store(elsewhere, Ordering::Relaxed);
     }
 
     /// Whether a thread polls; the engine handles what that thread leaves.
@@ -99,6 +117,19 @@ impl PortLease {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_polls_between_completions_and_posts_looks_nowhere_else() {
+        let lease = PortLease::default();
+        for (polls, elsewhere) in [(0, true), (1, false), (3, false), (0, true)] {
+            lease.taken();
+            (0..polls).for_each(|_| _ = lease.poll());
+            lease.posted();
+            // For the completion.
+            lease.poll();
+            assert_eq!(lease.taken(), elsewhere, "{polls} polls");
+        }
+    }
 
     #[test]
     fn other_timers_of_the_port_are_none_of_the_lease() {

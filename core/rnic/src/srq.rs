@@ -77,7 +77,7 @@ impl RecvQueue {
         }
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.posted.lock().queue.is_empty()
     }
 

@@ -42,6 +42,8 @@ pub(crate) trait Port: Send + Sync {
     fn flush_deferred(&self);
     /// The polling thread sleeps elsewhere: the engine receives from now on.
     fn release_lease(&self);
+    /// The polling thread may poll no more: the engine receives from now on, unless a completion is still to come.
+    fn hand_back(&self) {}
     /// The polling thread is about to sleep: on this descriptor, and then it calls [`Port::end_wait`]; or elsewhere.
     fn begin_wait(&self) -> Option<(BorrowedFd<'_>, Interest)> {
         self.release_lease();

@@ -593,6 +593,7 @@ impl RoceInner {
         let Some(way) = &core.way else {
             return false;
         };
+        way.port.posted();
         let polls = way.port.polls();
         if core.seen_polls != polls {
             (core.seen_polls, core.posts) = (polls, 0);
@@ -818,6 +819,14 @@ impl Member for RoceInner {
         }
         drop(core);
         self.queues.call_hooks();
+    }
+
+    fn awaits(&self) -> bool {
+        let receives = match &self.recv {
+            RecvSource::Own(queue) => !queue.is_empty(),
+            RecvSource::Shared(_) | RecvSource::Twin(_) | RecvSource::Xrc(_) => true,
+        };
+        receives || (self.core.try_lock()).is_none_or(|core| core.conn.posted() > 0)
     }
 
     fn leave(self: Arc<Self>) {

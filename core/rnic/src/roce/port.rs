@@ -38,6 +38,8 @@ const RECEIVE_BUFFER: usize = 4 << 20;
 /// The longest packet, or train of them, that there is.
 const ROOM: usize = 1 << 16;
 const UDP_LEN: usize = 8;
+/// Queue pairs of a port whose outstanding requests are looked at after a poll.
+const FEW_MEMBERS: usize = 4;
 /// System calls of one drive, so that a flood cannot keep a polling thread from its completions.
 const BATCH: usize = 8;
 
@@ -55,6 +57,10 @@ pub(super) trait Member: Send + Sync {
     fn resume(self: Arc<Self>);
     /// The process ends: what was put off is sent, unless a thread is at it. It may be the one that was interrupted, so nothing is waited for.
     fn leave(self: Arc<Self>) {}
+    /// Whether a completion is still to come: of a request, or of a receive that is posted.
+    fn awaits(&self) -> bool {
+        true
+    }
 }
 
 /// Whose hands a packet has come through.
@@ -419,6 +425,11 @@ impl PortInner {
         self.lease.polls()
     }
 
+    /// A request is posted.
+    pub(super) fn posted(&self) {
+        self.lease.posted();
+    }
+
     /// Packets of `mtu` bytes that may be on their way to a peer, whose socket has as much room as ours: three quarters of it.
     pub(super) fn window(&self, mtu: u32) -> u32 {
         let cost = (mtu as usize + PACKET_EXTRA).next_power_of_two() + PACKET_EXTRA;
@@ -704,6 +715,22 @@ impl Port for PortInner {
         self.resume();
         if !self.lease.is_armed() {
             self.rearm();
+        }
+    }
+
+    fn hand_back(&self) {
+        if !self.lease.taken() || self.lease.is_armed() {
+            return;
+        }
+        let members: SmallVec<[_; FEW_MEMBERS]> = {
+            let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+            if members.len() > FEW_MEMBERS {
+                return;
+            }
+            members.values().filter_map(Weak::upgrade).collect()
+        };
+        if !members.iter().any(|member| member.awaits()) {
+            self.release_lease();
         }
     }
 
