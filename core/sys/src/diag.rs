@@ -2,20 +2,16 @@
 //! tables, by `NETLINK_SOCK_DIAG` (`sock_diag(7)`).
 
 use rustix::fs::fstat;
-use rustix::net::{
-    self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
-    netlink::{self, SocketAddrNetlink},
-};
+use rustix::net::{AddressFamily, netlink::SOCK_DIAG};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
+use crate::netlink::{self, HEADER, NLM_F_REQUEST};
 use crate::tcp;
 use crate::unix::OVERFLOW_UID;
 
-const NLMSG_ERROR: u16 = 2;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLM_F_REQUEST: u16 = 1;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 const TCP_ESTABLISHED: u8 = 1;
@@ -23,8 +19,7 @@ const TCP_CLOSE_WAIT: u8 = 8;
 /// The number of our only request on a socket.
 const SEQUENCE: u32 = 1;
 const ANY_INTERFACE: u32 = 0;
-/// `struct nlmsghdr`, `struct inet_diag_req_v2` and `struct inet_diag_msg`.
-const HEADER: usize = 16;
+/// With `struct inet_diag_req_v2` and `struct inet_diag_msg`.
 const REQUEST: usize = HEADER + 56;
 const ANSWER: usize = HEADER + 72;
 
@@ -98,28 +93,9 @@ fn find_in(own: SocketAddr, peer: SocketAddr, states: &[u8]) -> io::Result<Optio
     answer(&ask(&request)?, own, peer, states)
 }
 
-/// Sends a request to the kernel; its answer is there when this returns.
-fn send_to_kernel(request: &[u8]) -> io::Result<(OwnedFd, SocketAddrNetlink)> {
-    let socket = net::socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        Some(netlink::SOCK_DIAG),
-    )?;
-    let kernel = SocketAddrNetlink::new(0, 0);
-    net::sendto(&socket, request, SendFlags::empty(), &kernel)?;
-    Ok((socket, kernel))
-}
-
 /// Sends a request to the kernel, and returns its answer.
 fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
-    let (socket, kernel) = send_to_kernel(request)?;
-    let mut bytes = [0; 4096];
-    let (_, len, from) =
-        net::recvfrom(&socket, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::TRUNC)?;
-    let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
-    let bytes = bytes.get(..len).filter(|_| from == Some(kernel));
-    Ok(bytes.ok_or(io::ErrorKind::InvalidData)?.to_vec())
+    netlink::ask(Some(SOCK_DIAG), request)
 }
 
 /// A UDP socket of this host.
@@ -243,26 +219,10 @@ impl Message<'_> {
 
 /// Parses an answer; `None`: there is no such socket.
 fn message(bytes: &[u8]) -> io::Result<Option<Message<'_>>> {
-    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    let word = |at: usize| {
-        let field = bytes.get(at..at + 4)?;
-        Some(u32::from_ne_bytes(field.try_into().ok()?))
-    };
-    let kind = bytes.get(4..6).ok_or_else(invalid)?;
-    let whole = word(0) == u32::try_from(bytes.len()).ok() && word(8) == Some(SEQUENCE);
-    if !whole {
-        return Err(invalid());
-    }
-    if kind == NLMSG_ERROR.to_ne_bytes() {
-        let errno = word(HEADER).ok_or_else(invalid)?.cast_signed();
-        return match errno.checked_neg() {
-            Some(libc::ENOENT) => Ok(None),
-            Some(errno @ 1..) => Err(io::Error::from_raw_os_error(errno)),
-            _ => Err(invalid()),
-        };
-    }
-    if kind != SOCK_DIAG_BY_FAMILY.to_ne_bytes() || bytes.len() < ANSWER {
-        return Err(invalid());
+    match netlink::check(bytes, SOCK_DIAG_BY_FAMILY, SEQUENCE) {
+        Ok(()) if bytes.len() < ANSWER => return Err(io::ErrorKind::InvalidData.into()),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        checked => checked?,
     }
     Ok(Some(Message(&bytes[HEADER..ANSWER])))
 }
@@ -356,6 +316,7 @@ mod tests {
     #[test]
     fn a_socket_of_an_interface_gets_what_comes_by_it() {
         use rustix::net::sockopt::{set_socket_reuseaddr, socket_cookie};
+        use rustix::net::{self, SocketFlags, SocketType};
         use std::os::fd::AsRawFd;
         let shared = |device: &std::ffi::CStr, port: u16| {
             let flags = SocketFlags::CLOEXEC;

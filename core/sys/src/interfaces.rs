@@ -7,10 +7,9 @@ use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 use std::str::FromStr;
 
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recvfrom, sendto, socket_with,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use crate::netlink::{self, HEADER, NLM_F_REQUEST};
 
 /// An IP address of an interface.
 #[derive(Clone, Debug)]
@@ -165,13 +164,10 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
-const NLM_F_REQUEST: u16 = 1;
-const NLMSG_ERROR: u16 = 2;
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
-/// `struct nlmsghdr`, and `struct rtmsg` behind it.
-const HEADER: usize = 16;
+/// Behind `struct nlmsghdr` and `struct rtmsg`.
 const BODY: usize = HEADER + 12;
 
 /// The index of the interface by which datagrams from `own`, an address of ours, go to `peer`.
@@ -180,20 +176,7 @@ const BODY: usize = HEADER + 12;
 /// The kernel's where there is no route; `InvalidInput` for addresses of two families; `InvalidData` for an invalid answer.
 pub fn index_to(own: IpAddr, peer: IpAddr) -> io::Result<u32> {
     let (own, peer) = (own.to_canonical(), peer.to_canonical());
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    let kernel = SocketAddrNetlink::new(0, 0);
-    sendto(&socket, &question(own, peer)?, SendFlags::empty(), &kernel)?;
-    let mut bytes = [0; 4096];
-    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-    let (_, len, from) = recvfrom(&socket, &mut bytes, flags)?;
-    let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
-    let answer = bytes.get(..len).filter(|_| from == Some(kernel));
-    interface(answer.ok_or(io::ErrorKind::InvalidData)?)
+    interface(&netlink::ask(None, &question(own, peer)?)?)
 }
 
 fn question(own: IpAddr, peer: IpAddr) -> io::Result<Vec<u8>> {
@@ -235,17 +218,7 @@ fn interface(answer: &[u8]) -> io::Result<u32> {
         let field = answer.get(at..at + 4)?;
         Some(u32::from_ne_bytes(field.try_into().ok()?))
     };
-    if word(0) != u32::try_from(answer.len()).ok() {
-        return Err(invalid());
-    }
-    if half(4) == Some(NLMSG_ERROR) {
-        let errno = word(HEADER).and_then(|errno| errno.cast_signed().checked_neg());
-        let errno = errno.filter(|errno| *errno > 0).ok_or_else(invalid)?;
-        return Err(io::Error::from_raw_os_error(errno));
-    }
-    if half(4) != Some(RTM_NEWROUTE) {
-        return Err(invalid());
-    }
+    netlink::check(answer, RTM_NEWROUTE, 0)?;
     let mut at = BODY;
     while let (Some(len @ 4..), Some(kind)) = (half(at), half(at + 2)) {
         if kind == RTA_OIF && len == 8 {
@@ -281,6 +254,7 @@ unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::NLMSG_ERROR;
 
     #[test]
     fn the_loopback_interface_is_there() {

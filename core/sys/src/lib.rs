@@ -26,6 +26,7 @@ pub mod limits;
 pub mod liveness;
 pub mod map;
 pub mod memfd;
+mod netlink;
 pub mod next;
 pub mod pages;
 mod poll;
