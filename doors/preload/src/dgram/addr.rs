@@ -7,6 +7,7 @@
 use libc::{c_int, c_void, msghdr, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 
 use crate::iov::is_bad;
 use crate::kernel::borrowed;
@@ -147,14 +148,18 @@ pub(super) fn source(fd: c_int, to: SocketAddr) -> Option<SocketAddr> {
 
 /// The address that a fresh socket gets when it is connected there.
 fn routed(to: SocketAddr) -> Option<IpAddr> {
+    Some(weft_sys::tcp::local_addr(connected(to)?).ok()?.ip())
+}
+
+/// A fresh socket that is connected there: it shows what the kernel knows of the way.
+pub(super) fn connected(to: SocketAddr) -> Option<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
     let family = if to.is_ipv4() {
-        rustix::net::AddressFamily::INET
+        AddressFamily::INET
     } else {
-        rustix::net::AddressFamily::INET6
+        AddressFamily::INET6
     };
-    let flags = rustix::net::SocketFlags::CLOEXEC;
-    let socket =
-        rustix::net::socket_with(family, rustix::net::SocketType::DGRAM, flags, None).ok()?;
-    rustix::net::connect(&socket, &to).ok()?;
-    Some(weft_sys::tcp::local_addr(&socket).ok()?.ip())
+    let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
+    connect(&socket, &to).ok()?;
+    Some(socket)
 }

@@ -22,7 +22,7 @@ use weft_run::meet::Why;
 use weft_run::ud::{self, Frame, Heard, Kind, LEASE_MS, MESSAGE, Message, Note};
 use weft_sys::{settings as environment, unix};
 
-use super::addr::{EASY, To, source};
+use super::addr::{EASY, To, connected, source};
 use super::buffer::Buffer;
 use super::{Dgram, now_ms};
 use crate::hidden::Own;
@@ -538,15 +538,12 @@ fn way(from: SocketAddr, to: SocketAddr) -> Option<Way> {
 
 /// The longest datagram to there that is one packet.
 fn packet(to: SocketAddr) -> Option<usize> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
-    let (family, level, name, headers) = match to {
-        SocketAddr::V4(_) => (AddressFamily::INET, libc::IPPROTO_IP, libc::IP_MTU, 28),
-        SocketAddr::V6(_) => (AddressFamily::INET6, libc::IPPROTO_IPV6, libc::IPV6_MTU, 48),
+    let (level, name, headers) = match to {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU, 28),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU, 48),
     };
-    let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
-    connect(&socket, &to).ok()?;
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
-    let mtu = kernel::option_number(fd, level, name)?;
+    let socket = connected(to)?;
+    let mtu = kernel::option_number(std::os::fd::AsRawFd::as_raw_fd(&socket), level, name)?;
     usize::try_from(mtu).ok()?.checked_sub(headers)
 }
 
