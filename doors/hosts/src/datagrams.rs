@@ -343,6 +343,27 @@ pub(crate) fn relay(wire: &OwnedFd, stream: &Stream, ip: IpAddr) {
     }
 }
 
+/// Takes turns until one fails. Between those that had nothing to do it sleeps, after a last look with the stream's wake-ups armed.
+fn drive<T>(
+    stream: &Stream,
+    side: &mut T,
+    turn: fn(&mut T) -> Result<bool, End>,
+    sleep: fn(&mut T) -> Result<(), End>,
+) -> Result<(), End> {
+    loop {
+        if turn(side)? {
+            continue;
+        }
+        let heard = stream.arm();
+        let done = match turn(side) {
+            Ok(false) => sleep(side),
+            looked => looked.map(drop),
+        };
+        stream.disarm(heard);
+        done?;
+    }
+}
+
 struct Relay<'a> {
     wire: &'a OwnedFd,
     ip: IpAddr,
@@ -353,22 +374,10 @@ struct Relay<'a> {
 
 impl Relay<'_> {
     fn run(&mut self) -> Result<(), End> {
-        loop {
-            if self.turn()? {
-                continue;
-            }
-            let stream = self.incoming.stream;
-            let heard = stream.arm();
-            let done = self.sleep();
-            stream.disarm(heard);
-            done?;
-        }
+        drive(self.incoming.stream, self, Self::turn, Self::sleep)
     }
 
     fn sleep(&mut self) -> Result<(), End> {
-        if self.turn()? {
-            return Ok(());
-        }
         let mut interest = Interest::READ;
         let mut fds = Vec::with_capacity(2);
         if self.answer.is_some() {
@@ -482,22 +491,10 @@ struct Server<'a> {
 
 impl Server<'_> {
     fn run(&mut self) -> Result<(), End> {
-        loop {
-            if self.turn()? {
-                continue;
-            }
-            let stream = self.incoming.stream;
-            let heard = stream.arm();
-            let done = self.sleep();
-            stream.disarm(heard);
-            done?;
-        }
+        drive(self.incoming.stream, self, Self::turn, Self::sleep)
     }
 
     fn sleep(&mut self) -> Result<(), End> {
-        if self.turn()? {
-            return Ok(());
-        }
         Ok(wait(&[
             (self.watch.heard.as_fd(), Interest::READ),
             (self.incoming.stream.as_fd(), Interest::READ),
